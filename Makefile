@@ -1,0 +1,78 @@
+# Two commands for a newcomer, on a machine with Python 3.11 and nothing else:
+#   make demo    install, simulate a cohort, fit, predict, write demo/
+#   make test    install the development tools, run every test
+#
+# The environment is .venv. It is made once and brought up to date when pyproject.toml or
+# constraints.txt change (stamp files); a second run starts at once. The package is installed
+# editable, so changes of the source need no reinstallation.
+
+PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+ARGS ?=
+
+# The isolated environments that pip builds packages in follow the same pins: older pip reads
+# the first name there, newer pip the second.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+
+# Tests run in two workers: one thread each fills two cores, more would compete.
+WORKERS := 2
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.PHONY: help demo test lint format docs bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    simulate a cohort, fit, predict held-out slides, write demo/"
+	@echo "make test    every test and every documented example (ARGS='-k graphs' selects)"
+	@echo "make lint    ruff, format check, mypy"
+	@echo "make format  let ruff rewrite what it can"
+	@echo "make docs    the documentation site, in site/"
+	@echo "make bench   every script in benchmarks/"
+	@echo "make clean   remove what was built, keep .venv"
+
+demo: .venv/.stamp-run
+	$(BIN)/gpmil demo $(ARGS)
+
+test: .venv/.stamp-dev
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: .venv/.stamp-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: .venv/.stamp-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: .venv/.stamp-dev
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: .venv/.stamp-dev
+	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do \
+		echo "$$script"; $(BIN)/python "$$script" $(ARGS); done
+
+clean:
+	rm -rf build dist site demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment that is already there is used, not made anew.
+.venv/.stamp-venv:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; \
+	sys.exit(None if (3, 11) <= v < (3, 14) else \
+	"gpmil needs Python 3.11, 3.12 or 3.13, but $(PYTHON) is %d.%d: run make PYTHON=python3.11" % v)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	touch $@
+
+.venv/.stamp-run: .venv/.stamp-venv pyproject.toml constraints.txt
+	@echo "installing gpmil into .venv (once; minutes, most of them for torch)"
+	$(PIP) torch
+	$(PIP) --editable .
+	touch $@
+
+.venv/.stamp-dev: .venv/.stamp-run
+	@echo "installing the development tools into .venv (once)"
+	$(PIP) --editable '.[dev]'
+	touch $@
