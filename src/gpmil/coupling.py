@@ -1,0 +1,427 @@
+"""The coupling Sigma_b = (I + lambda C_b)^-1 of neighbouring patches, as an operator.
+
+C_b is the Laplacian of bag b's neighbour graph, so P_b = I + lambda C_b is sparse, positive
+definite and has P_b 1 = 1. Three ways to invert it, chosen by the size of the bag:
+
+* `Identity`: no edge, or lambda = 0;
+* `Dense`: many small bags at once, padded to one length;
+* `Banded`: one large bag, ordered to a narrow band and factored once as a block-tridiagonal
+  matrix (`Factored`, SuperLU, where no narrow band exists).
+
+Every part knows the rows of the cohort that it covers and offers the same five methods, so that
+callers loop over `parts(...)` holding one factorisation at a time; `Coupling` keeps them all.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.sparse.csgraph import reverse_cuthill_mckee
+from scipy.sparse.linalg import splu
+from torch import Tensor
+
+Kernel = Callable[[Tensor, Tensor], Tensor]
+
+DENSE_LIMIT = 256  # patches a bag: above it a banded solve is cheaper than a dense inverse
+BATCH_ELEMENTS = 2**22  # entries of one padded batch of Sigma (32 MiB)
+BAND_BYTES = 600e6  # a factor larger than this goes to SuperLU
+COLUMNS = 512  # columns of Sigma formed at a time
+
+
+@runtime_checkable
+class Part(Protocol):
+    """Sigma for some of the bags; `rows` are their instances, in the order `apply` expects."""
+
+    bags: Int[np.ndarray, " b"]
+    rows: Int[Tensor, " n"]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Sigma x for a block of vectors x (n, k)."""
+
+    def diagonal(self) -> Tensor:
+        """The exact diagonal of Sigma, (n,)."""
+
+    def logdet(self) -> Tensor:
+        """log|Sigma_b| of each bag, (b,)."""
+
+    def congruence_diagonal(self, x: Tensor, kernel: Kernel) -> Tensor:
+        """diag(Sigma K Sigma) with K = kernel(x, x) bag by bag, x (n, d); (n,)."""
+
+
+class Identity:
+    """Sigma = I: bags without an edge, or lambda = 0."""
+
+    def __init__(self, bags: Int[np.ndarray, " b"], rows: Int[Tensor, " n"]):
+        self.bags, self.rows = bags, rows
+
+    def apply(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Sigma x = x."""
+        return x
+
+    def diagonal(self) -> Float[Tensor, " n"]:
+        """Ones."""
+        return torch.ones(len(self.rows), dtype=torch.float64, device=self.rows.device)
+
+    def logdet(self) -> Float[Tensor, " b"]:
+        """Zeros."""
+        return torch.zeros(len(self.bags), dtype=torch.float64, device=self.rows.device)
+
+    def congruence_diagonal(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, " n"]:
+        """The kernel's own diagonal."""
+        return kernel(x[:, None, :], x[:, None, :])[:, 0, 0]
+
+
+class Dense:
+    """Small bags at once: Sigma as an explicit inverse, padded with unit rows to one length.
+
+    P has its eigenvalues in [1, 1 + 2 lambda max degree], so the explicit inverse is as accurate
+    as a solve, and applying it is one batched product.
+    """
+
+    def __init__(
+        self,
+        bags: Int[np.ndarray, " b"],
+        rows: Int[Tensor, " n"],
+        mask: Bool[Tensor, "b p"],
+        precision: Float[Tensor, "b p p"],
+    ):
+        self.bags, self.rows, self.mask = bags, rows, mask
+        factor = torch.linalg.cholesky(precision)
+        self.sigma = torch.cholesky_inverse(factor)
+        # log|Sigma_b| = -log|P_b|
+        self._logdet = -2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    def pad(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "b p k"]:
+        """The bags side by side, zeros where a bag is shorter."""
+        out = x.new_zeros(*self.mask.shape, x.shape[1])
+        out[self.mask] = x
+        return out
+
+    def apply(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Sigma x, one batched product."""
+        return (self.sigma @ self.pad(x))[self.mask]
+
+    def diagonal(self) -> Float[Tensor, " n"]:
+        """diag Sigma."""
+        return self.sigma.diagonal(dim1=-2, dim2=-1)[self.mask]
+
+    def logdet(self) -> Float[Tensor, " b"]:
+        """log|Sigma_b|."""
+        return self._logdet
+
+    def congruence_diagonal(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, " n"]:
+        """(Sigma K Sigma)_ii = sum_j (Sigma K)_ij Sigma_ij; padding has Sigma_ij = 0."""
+        padded = self.pad(x)
+        return ((self.sigma @ kernel(padded, padded)) * self.sigma).sum(-1)[self.mask]
+
+
+class _OneBag:
+    """What the two factorisations of a single large bag share."""
+
+    bags: Int[np.ndarray, " b"]
+    rows: Int[Tensor, " n"]
+
+    def apply(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Sigma x."""
+        raise NotImplementedError
+
+    def columns(self) -> Iterator[tuple[slice, Float[Tensor, "n k"]]]:
+        """Sigma, some columns at a time: n x n is never held."""
+        n = len(self.rows)
+        for start in range(0, n, COLUMNS):
+            cols = slice(start, min(start + COLUMNS, n))
+            unit = torch.zeros(
+                n, cols.stop - cols.start, dtype=torch.float64, device=self.rows.device
+            )
+            unit[cols] = torch.eye(
+                cols.stop - cols.start, dtype=torch.float64, device=self.rows.device
+            )
+            yield cols, self.apply(unit)
+
+    def congruence_diagonal(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, " n"]:
+        """(Sigma K Sigma)_jj = s_j' K s_j, with s_j column j of Sigma and K in blocks of rows."""
+        out = x.new_empty(len(x))
+        for cols, s in self.columns():
+            quadratic = [
+                (kernel(x[i : i + COLUMNS], x) @ s).mul_(s[i : i + COLUMNS]).sum(0)
+                for i in range(0, len(x), COLUMNS)
+            ]
+            out[cols] = torch.stack(quadratic).sum(0)
+        return out
+
+
+class Banded(_OneBag):
+    """One large bag: P is block tridiagonal in an order of narrow band, and factored once.
+
+    P = L L' with diagonal blocks L_k and blocks G_k below them:
+    L_k L_k' = A_k - G_{k-1} G_{k-1}',  G_k = B_k L_k^-T.
+    Cost n w^2 and storage n w for a band of width w (about sqrt(n) on a slide).
+    """
+
+    def __init__(
+        self,
+        bag: int,
+        rows: Int[Tensor, " n"],
+        diagonal_blocks: Float[Tensor, "k s s"],
+        lower_blocks: Float[Tensor, "k s s"],
+    ):
+        self.bags, self.rows = np.array([bag]), rows
+        self.size = diagonal_blocks.shape[1]
+        self.inverse = torch.empty_like(diagonal_blocks)  # L_k^-1
+        self.below = torch.empty_like(lower_blocks)  # G_k
+        eye = torch.eye(self.size, dtype=torch.float64, device=rows.device)
+        log_diagonal = torch.zeros((), dtype=torch.float64, device=rows.device)
+        schur = diagonal_blocks[0]
+        for k in range(len(diagonal_blocks)):
+            factor = torch.linalg.cholesky(schur)
+            log_diagonal += factor.diagonal().log().sum()
+            self.inverse[k] = torch.linalg.solve_triangular(factor, eye, upper=False)
+            self.below[k] = lower_blocks[k] @ self.inverse[k].mT
+            if k + 1 < len(diagonal_blocks):
+                schur = diagonal_blocks[k + 1] - self.below[k] @ self.below[k].mT
+        self._logdet = -2 * log_diagonal[None]
+
+    def apply(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Sigma x = L'^-1 L^-1 x by blocks, forward and back."""
+        blocks = len(self.inverse)
+        z = x.new_zeros(blocks, self.size, x.shape[1])
+        z.view(-1, x.shape[1])[: len(x)] = x
+        z[0] = self.inverse[0] @ z[0]
+        for k in range(1, blocks):
+            z[k] = self.inverse[k] @ (z[k] - self.below[k - 1] @ z[k - 1])
+        z[-1] = self.inverse[-1].mT @ z[-1]
+        for k in range(blocks - 2, -1, -1):
+            z[k] = self.inverse[k].mT @ (z[k] - self.below[k].mT @ z[k + 1])
+        return z.view(-1, x.shape[1])[: len(x)]
+
+    def diagonal(self) -> Float[Tensor, " n"]:
+        """Selected inversion: S_k = L_k^-T (I + G_k' S_{k+1} G_k) L_k^-1, from the last block."""
+        out = self.inverse.new_empty(self.inverse.shape[:2])
+        block = self.inverse[-1].mT @ self.inverse[-1]
+        out[-1] = block.diagonal()
+        for k in range(len(out) - 2, -1, -1):
+            inner = self.below[k].mT @ block @ self.below[k]
+            inner.diagonal().add_(1)
+            block = self.inverse[k].mT @ inner @ self.inverse[k]
+            out[k] = block.diagonal()
+        return out.view(-1)[: len(self.rows)]
+
+    def logdet(self) -> Float[Tensor, " b"]:
+        """log|Sigma_b| = -2 sum log diag L."""
+        return self._logdet
+
+
+class Factored(_OneBag):
+    """One large bag whose graph has no narrow band: SuperLU, exact but slower."""
+
+    def __init__(self, bag: int, rows: Int[Tensor, " n"], precision: sp.csc_array):
+        self.bags, self.rows = np.array([bag]), rows
+        self.lu = splu(precision, permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
+
+    def apply(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Sigma x by two sparse triangular solves."""
+        return torch.from_numpy(self.lu.solve(x.cpu().numpy())).to(x)
+
+    def diagonal(self) -> Float[Tensor, " n"]:
+        """Read off the columns of Sigma."""
+        return torch.cat([s[cols].diagonal() for cols, s in self.columns()])
+
+    def logdet(self) -> Float[Tensor, " b"]:
+        """log|Sigma_b| = -sum log|diag U| (the diagonal of L is one)."""
+        value = -np.log(np.abs(self.lu.U.diagonal())).sum()
+        return torch.tensor([value], dtype=torch.float64, device=self.rows.device)
+
+
+class Coupling:
+    """Sigma of a whole cohort: block-diagonal (I + lambda C)^-1, factored once.
+
+    >>> import scipy.sparse as sp
+    >>> pair = sp.csr_array([[0., 1.], [1., 0.]])
+    >>> Coupling(pair, np.array([0, 2]), strength=3.0).diagonal()
+    tensor([0.5714, 0.5714], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        adjacency: sp.csr_array,
+        offsets: Int[np.ndarray, " b"],
+        strength: float,
+        device: str | torch.device = "cpu",
+    ):
+        self.n_bags = len(offsets) - 1
+        self.parts = list(parts(adjacency, offsets, strength, device))
+        self._precision = precision_matrix(adjacency, strength, device)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Sigma x, for a vector (N,) or a block of vectors (N, k)."""
+        block = x[:, None] if x.ndim == 1 else x
+        out = torch.empty_like(block)
+        for part in self.parts:
+            out[part.rows] = part.apply(block[part.rows])
+        return out.view_as(x)
+
+    def precision(self, x: Tensor) -> Tensor:
+        """P x = x + lambda C x: the sparse inverse of `apply`."""
+        return self._precision @ x
+
+    def diagonal(self) -> Float[Tensor, " N"]:
+        """The exact diagonal of Sigma: the variances sigma_i^2 of eq. (qmi_0)."""
+        out = torch.empty(sum(len(p.rows) for p in self.parts), dtype=torch.float64)
+        for part in self.parts:
+            out[part.rows.cpu()] = part.diagonal().cpu()
+        return out.to(self.parts[0].rows.device)
+
+    def logdet(self) -> Float[Tensor, " B"]:
+        """log|Sigma_b| of every bag."""
+        out = torch.empty(self.n_bags, dtype=torch.float64)
+        for part in self.parts:
+            out[torch.from_numpy(part.bags)] = part.logdet().cpu()
+        return out
+
+
+def check_strength(strength: float) -> float:
+    """lambda as a finite, non-negative float."""
+    value = float(strength)
+    if not (np.isfinite(value) and value >= 0):
+        raise ValueError(
+            f"coupling (lambda) must be a finite number >= 0, got {strength!r}. "
+            "0 uncouples the patches; the paper uses 0.1 to 10."
+        )
+    return value
+
+
+def precision_matrix(
+    adjacency: sp.csr_array, strength: float, device: str | torch.device = "cpu"
+) -> Tensor:
+    """P = I + lambda C as a torch CSR matrix."""
+    p = _precision(adjacency, strength)
+    indptr, indices = (torch.from_numpy(i.astype(np.int64)) for i in (p.indptr, p.indices))
+    with warnings.catch_warnings():  # torch calls its CSR layout beta; products are all we use
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+        csr = torch.sparse_csr_tensor(
+            indptr, indices, torch.from_numpy(p.data), size=p.shape, check_invariants=False
+        )
+    return csr.to(device)
+
+
+def parts(
+    adjacency: sp.csr_array,
+    offsets: Int[np.ndarray, " b"],
+    strength: float,
+    device: str | torch.device = "cpu",
+    max_rows: int = 8192,
+) -> Iterator[Part]:
+    """Sigma of the cohort, part by part; each is factored when its turn comes."""
+    strength = check_strength(strength)
+    sizes = np.diff(offsets)
+    per_row = np.diff(adjacency.indptr)
+    edges = np.add.reduceat(per_row, offsets[:-1]) if len(per_row) else np.zeros(len(sizes), int)
+    coupled = (edges > 0) & (strength > 0)
+    for bags in _runs(np.flatnonzero(~coupled), sizes, max_rows):
+        yield Identity(bags, torch.from_numpy(instance_rows(offsets, bags)).to(device))
+    small = coupled & (sizes <= DENSE_LIMIT)
+    for bags in _batches(np.flatnonzero(small), sizes):
+        yield _dense(adjacency, offsets, bags, strength, device)
+    for bag in np.flatnonzero(coupled & ~small):
+        yield _large(adjacency, offsets, int(bag), strength, device)
+
+
+def instance_rows(
+    offsets: Int[np.ndarray, " b"], bags: Int[np.ndarray, " k"]
+) -> Int[np.ndarray, " n"]:
+    """The rows of some bags, one bag after the other."""
+    sizes = offsets[bags + 1] - offsets[bags]
+    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.repeat(offsets[bags], sizes) + within
+
+
+def _precision(adjacency: sp.csr_array, strength: float) -> sp.csr_array:
+    # P = I + lambda (diag(A 1) - A)
+    degree = np.asarray(adjacency.sum(axis=1)).ravel()
+    p = sp.csr_array(sp.diags_array(1 + strength * degree) - strength * adjacency)
+    p.sort_indices()
+    return p
+
+
+def _runs(bags: np.ndarray, sizes: np.ndarray, max_rows: int) -> Iterator[np.ndarray]:
+    """Consecutive bags of about `max_rows` rows together."""
+    if len(bags):
+        group = (np.cumsum(sizes[bags]) - sizes[bags]) // max_rows
+        yield from np.split(bags, np.flatnonzero(np.diff(group)) + 1)
+
+
+def _batches(bags: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
+    """Bags of similar size, as many as fit a padded batch of BATCH_ELEMENTS."""
+    bags = bags[np.argsort(sizes[bags], kind="stable")[::-1]]
+    start = 0
+    while start < len(bags):
+        count = max(1, int(BATCH_ELEMENTS // sizes[bags[start]] ** 2))
+        yield np.sort(bags[start : start + count])
+        start += count
+
+
+def _dense(
+    adjacency: sp.csr_array,
+    offsets: np.ndarray,
+    bags: np.ndarray,
+    strength: float,
+    device: str | torch.device,
+) -> Dense:
+    rows = instance_rows(offsets, bags)
+    sizes = offsets[bags + 1] - offsets[bags]
+    p = _precision(_block_rows(adjacency, offsets, bags, rows), strength).tocoo()
+    batch = np.repeat(np.arange(len(bags)), sizes)
+    within = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    blocks = torch.eye(int(sizes.max()), dtype=torch.float64).repeat(len(bags), 1, 1)
+    blocks[batch[p.row], within[p.row], within[p.col]] = torch.from_numpy(p.data)
+    mask = torch.from_numpy(np.arange(sizes.max()) < sizes[:, None])
+    return Dense(bags, torch.from_numpy(rows).to(device), mask.to(device), blocks.to(device))
+
+
+def _block_rows(
+    adjacency: sp.csr_array, offsets: np.ndarray, bags: np.ndarray, rows: np.ndarray
+) -> sp.csr_array:
+    """The adjacency of some bags alone: their rows, columns moved along with them."""
+    sub = sp.csr_array(adjacency[rows])
+    sizes = offsets[bags + 1] - offsets[bags]
+    shift = np.repeat(np.cumsum(sizes) - sizes - offsets[bags], sizes)
+    columns = sub.indices + np.repeat(shift, np.diff(sub.indptr))
+    return sp.csr_array((sub.data, columns, sub.indptr), shape=(len(rows), len(rows)))
+
+
+def _large(
+    adjacency: sp.csr_array,
+    offsets: np.ndarray,
+    bag: int,
+    strength: float,
+    device: str | torch.device,
+) -> Part:
+    bags = np.array([bag])
+    rows = instance_rows(offsets, bags)
+    p = _precision(_block_rows(adjacency, offsets, bags, rows), strength)
+    order = reverse_cuthill_mckee(p, symmetric_mode=True).astype(np.int64)
+    banded = p[order][:, order].tocoo()
+    width = int(np.abs(banded.row - banded.col).max())
+    if width > len(rows) // 2 and len(rows) <= 16 * DENSE_LIMIT:
+        return _dense(adjacency, offsets, bags, strength, device)
+    if 16 * len(rows) * width > BAND_BYTES:
+        return Factored(bag, torch.from_numpy(rows).to(device), p.tocsc())
+    ordered = torch.from_numpy(rows[order]).to(device)
+    return Banded(bag, ordered, *(b.to(device) for b in _tridiagonal(banded, max(width, 32))))
+
+
+def _tridiagonal(p: sp.coo_array, size: int) -> tuple[Tensor, Tensor]:
+    """The diagonal blocks A_k and the blocks B_k below them of a matrix of bandwidth <= size."""
+    count = -(-p.shape[0] // size)
+    diagonal = torch.eye(size, dtype=torch.float64).repeat(count, 1, 1)
+    lower = torch.zeros(count, size, size, dtype=torch.float64)
+    row, col = p.row // size, p.col // size
+    data = torch.from_numpy(p.data)
+    here, below = row == col, row == col + 1
+    diagonal[row[here], p.row[here] % size, p.col[here] % size] = data[here]
+    lower[col[below], p.row[below] % size, p.col[below] % size] = data[below]
+    return diagonal, lower

@@ -1,0 +1,148 @@
+"""One-sided moments of the patch variables m_b, stable in both tails.
+
+q(m_b) is N(mu_b, diag(sigma_b^2)) restricted to all m < 0 (a negative bag) or to its complement
+(a positive bag): the paper's eqs. (qmi_0) and (qmi_1). With t = mu / sigma and the hazard
+h(t) = phi(t) / (1 - Phi(t)), everything follows from three quantities a bag:
+
+    log q = sum_i log(1 - Phi(t_i))        log P(all m < 0), independent patches
+    r     = q / (1 - q)
+    rho_i = r h_i                          the pull of a positive bag on patch i
+
+The paper's (mu - (1 - Z) E) / Z is never formed: it is 0/0 where the bag is surely positive or
+surely negative. All arithmetic is in float64, whatever the dtype that comes and goes.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+SERIES = 50.0  # t above which mu - sigma h cancels and its series in 1/t takes over
+FAR = -8.0  # a positive bag with every t below: 1 - q = sum_j Phi(t_j) to the last digit
+
+
+class Moments(NamedTuple):
+    """What inference needs of q(m): first moments, their slopes, and the log normalisers.
+
+    dE/dmu = diag(slope) - left right' inside a bag, where left and right are zero in negative
+    bags; d log Z / dmu = gamma, and its own derivative is diag(curvature) - pull pull'.
+    """
+
+    mean: Float[Tensor, " n"]  # E[m_i]
+    slope: Float[Tensor, " n"]  # diagonal part of dE/dmu
+    left: Float[Tensor, " n"]  # sigma rho
+    right: Float[Tensor, " n"]  # rho / (q sigma)
+    gamma: Float[Tensor, " n"]  # d log Z_b / dmu_i
+    curvature: Float[Tensor, " n"]  # diagonal part of d2 log Z_b / dmu2
+    pull: Float[Tensor, " n"]  # rho / (sqrt(q) sigma): its rank-one part
+    log_z: Float[Tensor, " b"]  # log Z_b: log q (negative bag) or log(1 - q)
+
+
+def segment_sum(x: Float[Tensor, " n"], offsets: Int[Tensor, " b1"]) -> Float[Tensor, " b"]:
+    """Sum of x within each bag; the same bits every time, on CPU and GPU."""
+    return torch.segment_reduce(x, "sum", offsets=offsets, initial=0.0)
+
+
+def segment_max(x: Float[Tensor, " n"], offsets: Int[Tensor, " b1"]) -> Float[Tensor, " b"]:
+    """Largest x within each bag."""
+    return torch.segment_reduce(x, "max", offsets=offsets)
+
+
+def hazard(t: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """h(t) = phi(t) / (1 - Phi(t)) = sqrt(2/pi) / erfcx(t / sqrt 2)."""
+    return math.sqrt(2 / math.pi) / torch.special.erfcx(t / math.sqrt(2))
+
+
+def excess(t: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """h(t) - t > 0; the mean distance below zero of a truncated variable, in sigmas."""
+    s = 1 / t.clamp(min=SERIES)
+    s2 = s * s
+    # h(t) - t = 1/t - 2/t^3 + 10/t^5 - 74/t^7 + 706/t^9 - ...
+    series = s * (1 + s2 * (-2 + s2 * (10 + s2 * (-74 + s2 * 706))))
+    return torch.where(t > SERIES, series, hazard(t) - t)
+
+
+def variance_ratio(t: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """1 - h (h - t): the variance of N(t, 1) given m < 0, which is also dE/dmu."""
+    s2 = t.clamp(min=SERIES) ** -2
+    # 1 - h (h - t) = 1/t^2 - 6/t^4 + 50/t^6 - 518/t^8 + 6354/t^10 - ...
+    series = s2 * (1 + s2 * (-6 + s2 * (50 + s2 * (-518 + s2 * 6354))))
+    h = hazard(t)
+    return torch.where(t > SERIES, series, 1 - h * (h - t))
+
+
+def log_not(log_q: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """log(1 - q) from log q < 0, accurate at both ends."""
+    near_one = torch.log(-torch.expm1(log_q))
+    return torch.where(log_q > -math.log(2), near_one, torch.log1p(-torch.exp(log_q)))
+
+
+def moments(
+    mu: Float[Tensor, " n"],
+    sigma: Float[Tensor, " n"],
+    positive: Bool[Tensor, " b"],
+    offsets: Int[Tensor, " b1"],
+) -> Moments:
+    """E[m], its slope and log Z for bags of rows offsets[b]:offsets[b+1]; positive: y_b = 1."""
+    dtype, mu, sigma = mu.dtype, mu.double(), sigma.double()
+    sizes = offsets.diff()
+    t = mu / sigma
+    h, v = hazard(t), variance_ratio(t)
+    # log q_b = sum_i log(1 - Phi(t_i))
+    log_q = segment_sum(torch.special.log_ndtr(-t), offsets)
+    far = _far_tail(t, offsets, sizes)
+    # r = q / (1 - q); a bag in the far tail takes rho and log(1 - q) from there
+    is_far = segment_max(t, offsets) < FAR
+    log_p = torch.where(is_far, far.log_p, log_not(log_q))
+    far_row, pos_row = (m.repeat_interleave(sizes) for m in (is_far, positive))
+    r = torch.exp(log_q - log_p).repeat_interleave(sizes)
+    rho = torch.where(far_row, far.rho, r * h)
+    # rho / sqrt(q) = sqrt(q) h / (1 - q): stays finite as q -> 0
+    root = torch.exp(log_q / 2 - log_p).repeat_interleave(sizes)
+    scaled = torch.where(far_row, far.rho, root * h)  # q = 1 to the last digit in the far tail
+    # rho / q = h / (1 - q)
+    over_q = torch.where(far_row, far.rho, torch.exp(-log_p).repeat_interleave(sizes) * h)
+
+    # E = mu - sigma h (eq. qmi_0) = -sigma (h - t);  E = mu + sigma rho (eq. qmi_1)
+    mean_neg = -sigma * excess(t)
+    mean_pos = torch.where(far_row, sigma * far.mean, mu + sigma * rho)
+    zero = torch.zeros_like(t)
+    bent = rho * torch.where(far_row, -t, h - t)
+    out = (
+        torch.where(pos_row, mean_pos, mean_neg),
+        torch.where(pos_row, 1 + bent, v),
+        torch.where(pos_row, sigma * rho, zero),
+        torch.where(pos_row, over_q / sigma, zero),
+        torch.where(pos_row, rho, -h) / sigma,
+        torch.where(pos_row, bent, v - 1) / sigma**2,
+        torch.where(pos_row, scaled / sigma, zero),
+        torch.where(positive, log_p, log_q),
+    )
+    return Moments(*(x.to(dtype) for x in out))
+
+
+class _Far(NamedTuple):
+    rho: Tensor
+    mean: Tensor
+    log_p: Tensor
+
+
+def _far_tail(t: Tensor, offsets: Tensor, sizes: Tensor) -> _Far:
+    """A positive bag none of whose patches comes near zero: one of them must, the likeliest.
+
+    With weights p_i = Phi(t_i) / sum_j Phi(t_j) of being the one,
+    rho_i = p_i h(-t_i) and E_i / sigma = t_i + rho_i = (1 - p_i) t_i + p_i (h(-t_i) + t_i).
+    """
+    log_ndtr = torch.special.log_ndtr(t)
+    top = segment_max(log_ndtr, offsets)
+    e = torch.exp(log_ndtr - top.repeat_interleave(sizes))
+    total = segment_sum(e, offsets).repeat_interleave(sizes)
+    p = e / total
+    # 1 - p where p is nearly one: the sum of the others, not a difference
+    others = segment_sum(torch.where(p > 0.5, 0.0, e), offsets).repeat_interleave(sizes) / total
+    not_p = torch.where(p > 0.5, others, 1 - p)
+    rho = p * hazard(-t)
+    log_p = top + torch.log(segment_sum(e, offsets))
+    return _Far(rho, not_p * t + p * excess(-t), log_p)

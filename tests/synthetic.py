@@ -1,0 +1,53 @@
+"""Small cohorts for tests: irregular slides on a lattice, features and labels from a known field."""
+
+import numpy as np
+
+from gpmil.bags import Bags
+
+
+def slide_coords(rng, n, step=7.0):
+    """n cells of a random walk's neighbourhood: connected, irregular, with holes."""
+    cells, at = [(0, 0)], (0, 0)
+    while len(cells) < n:
+        dx, dy = [(1, 0), (-1, 0), (0, 1), (0, -1)][rng.integers(4)]
+        at = (at[0] + dx, at[1] + dy)
+        if at not in cells:
+            cells.append(at)
+    return np.array(cells, dtype=float) * step + rng.integers(50, size=2)
+
+
+def small_cohort(seed=0, n_bags=14, n_features=4, sizes=(1, 18), shift=1.5, step=7.0):
+    """Bags with geometry; in odd bags some connected patches are shifted."""
+    rng = np.random.default_rng(seed)
+    arrays, coords, labels, truth = [], [], [], []
+    for b in range(n_bags):
+        n = int(rng.integers(*sizes, endpoint=True))
+        xy = slide_coords(rng, n, step)
+        h = np.zeros(n, dtype=int)
+        if b % 2:
+            h[: max(1, n // 3)] = 1
+        arrays.append(
+            rng.normal(size=(n, n_features)) * [1, 2, 0.5, 1.3][:n_features] + shift * h[:, None]
+        )
+        coords.append(xy)
+        labels.append(b % 2)
+        truth.append(h)
+    return Bags.from_arrays(arrays, labels=labels, coords=coords, step=step, instance_labels=truth)
+
+
+def standardised(bags):
+    """Features as a model with standardize=True sees them, bag by bag."""
+    x = bags.features.astype(float)
+    return bags.split((x - x.mean(0)) / x.std(0))
+
+
+def dense_graphs(bags):
+    """Adjacency of each bag as a dense array."""
+    return [np.asarray(bag.adjacency.todense()) for bag in bags]
+
+
+def some_inducing(bags, m, seed=3):
+    """m perturbed instances, in raw feature space."""
+    rng = np.random.default_rng(seed)
+    rows = rng.choice(bags.n_instances, m, replace=False)
+    return bags.features[rows] + 0.1 * rng.normal(size=(m, bags.n_features))
