@@ -1,0 +1,37 @@
+"""The models, and reading a saved one back."""
+
+import os
+
+from gpmil import persistence
+from gpmil.models.base import BagClassifier, InstancePredictions
+from gpmil.models.vgpmil_pr import VGPMILPR, VGPMILPRI, paper_settings
+
+__all__ = [
+    "VGPMILPR",
+    "VGPMILPRI",
+    "BagClassifier",
+    "InstancePredictions",
+    "load",
+    "paper_settings",
+]
+
+CLASSES = {cls.__name__: cls for cls in (VGPMILPR, VGPMILPRI)}
+
+
+def load(path: str | os.PathLike, kernel=None) -> BagClassifier:
+    """Read a model that `save` wrote; nothing in the files is executed.
+
+    A model fitted with a kernel object needs a new object of that class as `kernel`.
+    """
+    arrays, card = persistence.read(path)
+    if card.get("class") not in CLASSES:
+        raise ValueError(
+            f"{path} holds a model of class {card.get('class')!r}; this gpmil knows "
+            f"{sorted(CLASSES)}. Upgrade gpmil, or check the folder."
+        )
+    try:
+        return CLASSES[card["class"]]._from_saved(arrays, card, kernel)
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is corrupted: its description lacks or misnames {error}. Save the model anew."
+        ) from error

@@ -1,0 +1,233 @@
+"""The estimator contract: what every model of bags offers, to users and to scikit-learn."""
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from logging import INFO, StreamHandler, getLogger
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils.validation import check_is_fitted
+
+from gpmil.bags import Bags
+
+logger = getLogger("gpmil")
+
+
+@dataclass(frozen=True)
+class InstancePredictions:
+    """What a model says of every instance; arrays of length N in the order of the bags' rows."""
+
+    probability: Float[np.ndarray, " N"]  # P(h_i = 1)
+    mean: Float[np.ndarray, " N"]  # of m*_i
+    std: Float[np.ndarray, " N"]  # of m*_i
+    bags: Bags
+    p_value: Float[np.ndarray, " N"] | None = None
+    flagged: Bool[np.ndarray, " N"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.probability)
+
+    def split(self) -> list["InstancePredictions"]:
+        """One `InstancePredictions` a bag."""
+        columns = {k: getattr(self, k) for k in ("probability", "mean", "std", *OPTIONAL)}
+        cuts = self.bags.offsets[1:-1]
+        pieces = {k: np.split(v, cuts) for k, v in columns.items() if v is not None}
+        return [
+            InstancePredictions(bags=bag, **{k: v[b] for k, v in pieces.items()})
+            for b, bag in enumerate(self.bags)
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table with one row an instance: bag, position where known, and the predictions."""
+        bags = self.bags
+        columns: dict[str, Any] = {"bag": bags.names[bags.bag_index]}
+        if bags.coords is not None:
+            columns |= {axis: bags.coords[:, k] for k, axis in zip(range(3), "xyz"[: _axes(bags)])}
+        columns |= {"probability": self.probability, "mean": self.mean, "std": self.std}
+        columns |= {k: getattr(self, k) for k in OPTIONAL if getattr(self, k) is not None}
+        return pd.DataFrame(columns)
+
+
+OPTIONAL = ("p_value", "flagged")
+
+
+def _axes(bags: Bags) -> int:
+    return 0 if bags.coords is None else bags.coords.shape[1]
+
+
+class BagClassifier(ClassifierMixin, BaseEstimator):
+    """A scikit-learn classifier whose samples are the bags of a `Bags`."""
+
+    classes_: np.ndarray
+    n_features_in_: int
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    def log_proba_negative(
+        self, bags: Bags
+    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
+        """log P(all instances negative) of each bag, and the error of that number."""
+        raise NotImplementedError
+
+    def decision_function(self, bags: Bags) -> Float[np.ndarray, " B"]:
+        """Log odds of a positive bag: log(1 - P) - log P, P = P(all instances negative)."""
+        log_p, _ = self.log_proba_negative(bags)
+        return _log_not(log_p) - log_p
+
+    def predict_proba(self, bags: Bags) -> Float[np.ndarray, "B 2"]:
+        """P(y_b = 0) and P(y_b = 1); never exactly 0 or 1 by rounding."""
+        log_p, _ = self.log_proba_negative(bags)
+        p = np.stack([np.exp(log_p), -np.expm1(log_p)], axis=1)
+        return np.clip(p, np.finfo(float).tiny, np.nextafter(1.0, 0.0))
+
+    def predict(self, bags: Bags) -> np.ndarray:
+        """The likelier class of each bag, as a value of `classes_`."""
+        log_odds = self.decision_function(bags)
+        return self.classes_[(log_odds > 0).astype(int)]
+
+    def score(self, bags: Bags, y=None) -> float:
+        """Accuracy over bags; y defaults to the bags' own labels."""
+        known = _known_labels(check_bags(bags)) if y is None else np.asarray(y)
+        return float(accuracy_score(known, self.predict(bags)))
+
+    def _check_predictable(self, bags: Bags) -> Bags:
+        check_is_fitted(self)
+        bags = check_bags(bags)
+        if bags.n_features != self.n_features_in_:
+            raise ValueError(
+                f"the model was fitted on {self.n_features_in_} features an instance, these bags "
+                f"have {bags.n_features}. Features of another encoder, or other columns?"
+            )
+        trained, given = self.cohort_.get("encoder"), bags.metadata.get("encoder")
+        if trained and given and trained != given:
+            raise ValueError(
+                f"the model was fitted on features of encoder {trained!r}, these bags come from "
+                f"{given!r}. Extract features with {trained!r}, or fit a model on {given!r}."
+            )
+        return bags
+
+
+def check_bags(bags: Any) -> Bags:
+    """Insist on a `Bags`, with finite features."""
+    if not isinstance(bags, Bags):
+        raise ValueError(
+            f"expected gpmil.Bags, got {type(bags).__name__}. Build one with "
+            "gpmil.Bags.from_arrays(list of (n, D) arrays, labels=...) or gpmil.Bags.from_frame."
+        )
+    if isinstance(bags.features, np.memmap):
+        bags.check_finite()
+    return bags
+
+
+def training_labels(bags: Bags, y=None) -> tuple[Int[np.ndarray, " B"], np.ndarray]:
+    """Labels 0/1 of every bag and the classes they stand for; y wins over the bags' own labels."""
+    values = bags.labels if y is None else np.asarray(y)
+    if values.ndim != 1 or len(values) != len(bags):
+        raise ValueError(
+            f"expected one label a bag, {len(bags)} in all; got an array of shape {values.shape}."
+        )
+    if values.dtype.kind not in "biuf":
+        found = sorted({str(v) for v in values})
+        raise ValueError(
+            f"labels must be 0 or 1 in fit, found {found[:10]}. Name the positive class when "
+            "building the bags: gpmil.Bags.from_arrays(..., labels=..., positive='cancer')."
+        )
+    _refuse_unlabelled(bags, values)
+    classes = np.unique(values)
+    if not np.isin(classes, (0, 1)).all():
+        raise ValueError(f"labels must be 0 or 1, found {classes[:10].tolist()}.")
+    if len(classes) < 2:
+        raise ValueError(
+            f"all {len(bags)} bags have label {classes[0]}: a classifier needs bags of both "
+            "classes. Check the label column, or the split."
+        )
+    return (values == classes[1]).astype(np.int64), classes
+
+
+def _refuse_unlabelled(bags: Bags, values: np.ndarray) -> None:
+    unknown = np.flatnonzero((values == -1) | np.isnan(values.astype(float)))
+    if len(unknown):
+        names = ", ".join(str(bags.names[b]) for b in unknown[:3])
+        more = ", ..." if len(unknown) > 3 else ""
+        raise ValueError(
+            f"{len(unknown)} of {len(bags)} bags have no label ({names}{more}): fit needs one "
+            "for every bag. Leave them out with bags[bags.labels >= 0]; they can be predicted."
+        )
+
+
+def _known_labels(bags: Bags) -> np.ndarray:
+    _refuse_unlabelled(bags, bags.labels)
+    return bags.labels
+
+
+def cohort_card(bags: Bags, labels: np.ndarray) -> dict[str, Any]:
+    """What a model remembers of the cohort it was fitted on."""
+    card = {
+        "bags": len(bags),
+        "positive": int(labels.sum()),
+        "instances": int(bags.n_instances),
+        "features": int(bags.n_features),
+        "graph": bags.graph,
+        "edges": int(bags.adjacency.nnz // 2),
+    }
+    return card | {k: bags.metadata[k] for k in ("encoder",) if k in bags.metadata}
+
+
+def package_versions() -> dict[str, str]:
+    """The versions that made a model."""
+    names = ("gpmil", "torch", "gpytorch", "numpy", "scipy", "scikit-learn")
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """The device asked for; None takes a GPU where there is one, and says so."""
+    if device is None:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        logger.info("device: %s (device='cpu' to stay off it)", torch.cuda.get_device_name())
+        return torch.device("cuda")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}.") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device!r} was asked for, but torch sees no GPU here. Use device='cpu', or "
+            "install a CUDA build of torch."
+        )
+    return found
+
+
+@contextmanager
+def progress_shown(verbose: bool) -> Iterator[None]:
+    """With verbose, the library's progress lines go to the terminal while fitting."""
+    if not verbose:
+        yield
+        return
+    handler, level = StreamHandler(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(min(level or INFO, INFO))
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _log_not(log_p: np.ndarray) -> np.ndarray:
+    # log(1 - P), accurate at both ends; P = 1 to the last digit gives the smallest double
+    log_p = np.minimum(log_p, -np.finfo(float).tiny)
+    with np.errstate(divide="ignore"):
+        return np.where(log_p > -np.log(2), np.log(-np.expm1(log_p)), np.log1p(-np.exp(log_p)))

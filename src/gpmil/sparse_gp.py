@@ -1,0 +1,153 @@
+"""The sparse Gaussian process: kernel, whitened features W, q(u), and predictions of m*.
+
+    u ~ N(0, Kzz), f | u ~ N(c + A u, Kxx - Qxx), A = Kxz Kzz^-1            eqs. (u), (fgu)
+
+Whitened: Kzz + jitter = L L', u = L w, W = Kxz L^-T, so that f has mean c + W w. With
+R = I + W' Sigma W the covariance of q(w) is R^-1, and Sigma^u = L R^-1 L' (eq. sigma_u).
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import gpytorch
+import torch
+from jaxtyping import Float
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gpmil.coupling import Part
+
+KERNELS: dict[str, Callable[[], gpytorch.kernels.Kernel]] = {
+    "rbf": gpytorch.kernels.RBFKernel,
+    "matern32": lambda: gpytorch.kernels.MaternKernel(nu=1.5),
+    "matern52": lambda: gpytorch.kernels.MaternKernel(nu=2.5),
+    "linear": gpytorch.kernels.LinearKernel,
+}
+JITTER = 1e-6  # of the variance, on the diagonal of Kzz
+
+
+class Kernel:
+    """k(x, z) = variance * unit((x / lengthscale), (z / lengthscale)), dense, float64.
+
+    The unit kernel is gpytorch's with every hyperparameter at one: a number passed through its
+    setters would be rounded to float32. A kernel object of the user's is taken as it is.
+    """
+
+    def __init__(
+        self,
+        kernel: str | gpytorch.kernels.Kernel,
+        variance: float,
+        lengthscale: float,
+        device: str | torch.device = "cpu",
+    ):
+        named = isinstance(kernel, str)
+        self.variance = variance if named else 1.0
+        self.lengthscale = lengthscale if named else 1.0
+        self.jitter = JITTER * variance if named else None
+        self.unit = unit_kernel(kernel).to(device)
+
+    def __call__(
+        self, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
+    ) -> Float[Tensor, "*b n m"]:
+        """The matrix of covariances between the rows of x and of z."""
+        with torch.no_grad():
+            k = self.unit(x / self.lengthscale, z / self.lengthscale).to_dense()
+        return self.variance * k
+
+
+def unit_kernel(kernel: str | gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
+    """A gpytorch kernel by name, in float64 with unit hyperparameters; or a copy of the given."""
+    if isinstance(kernel, gpytorch.kernels.Kernel):
+        return copy.deepcopy(kernel).double()
+    if kernel not in KERNELS:
+        raise ValueError(
+            f"kernel must be one of {sorted(KERNELS)} or a gpytorch kernel, got {kernel!r}."
+        )
+    unit = KERNELS[kernel]().double()
+    one = torch.ones((), dtype=torch.float64)
+    if kernel == "linear":
+        unit.variance = one
+    else:
+        unit.lengthscale = one
+    return unit
+
+
+@dataclass(frozen=True)
+class SparseGP:
+    """A kernel with its inducing points Z, and L = chol(Kzz + jitter)."""
+
+    kernel: Kernel
+    inducing: Float[Tensor, "M d"]
+    L: Float[Tensor, "M M"]
+
+    @classmethod
+    def build(cls, kernel: Kernel, inducing: Float[Tensor, "M d"]) -> "SparseGP":
+        """Factor Kzz + 1e-6 variance I (a kernel object: 1e-6 of its mean diagonal)."""
+        Kzz = kernel(inducing, inducing)
+        mean_diagonal = float(Kzz.diagonal().mean())
+        Kzz.diagonal().add_(JITTER * mean_diagonal if kernel.jitter is None else kernel.jitter)
+        return cls(kernel, inducing, psd_safe_cholesky(Kzz))
+
+    def whiten(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
+        """W = Kxz L^-T."""
+        return torch.linalg.solve_triangular(self.L, self.kernel(self.inducing, x), upper=False).mT
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """q(u) in whitened form: w = E[L^-1 u], R = Cov[L^-1 u]^-1, with its Cholesky factor."""
+
+    w: Float[Tensor, " M"]
+    R: Float[Tensor, "M M"]
+    chol_R: Float[Tensor, "M M"]
+
+    @classmethod
+    def build(cls, w: Float[Tensor, " M"], R: Float[Tensor, "M M"]) -> "Posterior":
+        """From the two whitened parameters."""
+        return cls(w, R, torch.linalg.cholesky(R))
+
+    def mean_u(self, gp: SparseGP) -> Float[Tensor, " M"]:
+        """mu^u = L w (eq. mu_u)."""
+        return gp.L @ self.w
+
+    def covariance_u(self, gp: SparseGP) -> Float[Tensor, "M M"]:
+        """Sigma^u = L R^-1 L' (eq. sigma_u)."""
+        root = torch.linalg.solve_triangular(self.chol_R, gp.L.mT, upper=False)
+        return root.mT @ root
+
+    def shrink(self, H: Float[Tensor, "n M"]) -> Float[Tensor, "M n"]:
+        """chol(R)^-1 H', whose squared columns are diag(H R^-1 H')."""
+        return torch.linalg.solve_triangular(self.chol_R, H.mT, upper=False)
+
+
+def marginal(
+    gp: SparseGP, q: Posterior, part: Part, x: Float[Tensor, "n d"], c: float
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Mean and variance of every m*_i (eq. m_star), without any covariance between patches."""
+    H = part.apply(gp.whiten(x))
+    # mu_m = Sigma (c + W w) = c + H w, because Sigma 1 = 1
+    mean = c + H @ q.w
+    # diag S_m = diag(Sigma) + diag(Sigma K Sigma) - diag(H H') + diag(H R^-1 H')
+    variance = (
+        part.diagonal()
+        + part.congruence_diagonal(x, gp.kernel)
+        - H.square().sum(1)
+        + q.shrink(H).square().sum(0)
+    )
+    return mean, variance.clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def joint(
+    gp: SparseGP,
+    q: Posterior,
+    sigma: Float[Tensor, "n n"],
+    x: Float[Tensor, "n d"],
+    c: float,
+) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
+    """Mean and covariance of m* in one bag (eqs. f_star, m_star), Sigma given as a matrix."""
+    H = sigma @ gp.whiten(x)
+    root = q.shrink(H)
+    # S_m = Sigma + Sigma S Sigma',  S = K - W W' + W R^-1 W'
+    S = sigma + sigma @ gp.kernel(x, x) @ sigma - H @ H.mT + root.mT @ root
+    return c + H @ q.w, (S + S.mT) / 2

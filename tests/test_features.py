@@ -1,0 +1,108 @@
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.decomposition import PCA
+from sklearn.preprocessing import StandardScaler
+
+from gpmil import features
+from gpmil.inducing import kmeans_by_class
+
+
+def draw(n=60, d=5, seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(n, d)) * np.arange(1, d + 1) + np.arange(d) * 3).astype(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(np.float64, 1e-12), (np.float32, 1e-5)])
+def test_standardizer_equals_scikit_learn(dtype, atol, monkeypatch):
+    monkeypatch.setattr(features, "ROWS", 17)  # several chunks
+    x = draw(dtype=dtype)
+    found = features.standardizer(x)(x).numpy()
+    assert found.dtype == np.float64
+    assert np.allclose(found, StandardScaler().fit_transform(x), atol=atol)
+
+
+def test_float16_sums_do_not_overflow():
+    x = (np.random.default_rng(1).normal(size=(5000, 3)) * 30 + 1000).astype(np.float16)
+    found = features.standardizer(x)
+    assert np.allclose(found.mean, x.astype(float).mean(0))
+    assert np.allclose(found.scale, x.astype(float).std(0))
+
+
+def test_pca_scores_divided_by_one_number():
+    x = draw()
+    found = features.pca(x, 3)(x).numpy()
+    scores = PCA(3).fit_transform(x)
+    scores /= scores.std()
+    signs = np.sign((found * scores).sum(0))
+    assert np.allclose(found, scores * signs, atol=1e-10)
+    assert len(features.pca(x, 3).scale) == 1
+
+
+@given(k=st.integers(1, 5), seed=st.integers(0, 50))
+@settings(max_examples=20, deadline=None)
+def test_inverse_maps_back(k, seed):
+    x = draw(n=12, seed=seed)
+    z = np.random.default_rng(seed).normal(size=(4, k))
+    for found in (features.pca(x, k),) + ((features.standardizer(x),) if k == 5 else ()):
+        assert np.allclose(found(found.inverse(z)).numpy(), z, atol=1e-10)
+
+
+def test_a_constant_column_keeps_scale_one_and_is_said_once(caplog):
+    x = draw()
+    x[:, 2] = 7.3
+    with caplog.at_level(logging.WARNING, logger="gpmil"):
+        found = features.standardizer(x)
+    assert found.scale[2] == 1 and np.abs(found(x).numpy()[:, 2]).max() < 1e-12
+    assert [r.message for r in caplog.records if "column 2" in r.message]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("k", [0, 6, 61])
+def test_pca_of_too_many_components(k):
+    with pytest.raises(ValueError, match="between 1 and 5"):
+        features.pca(draw(), k)
+
+
+def test_half_of_the_inducing_points_from_each_class():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=(300, 2)), rng.normal(size=(200, 2)) + 50])
+    positive = np.arange(500) >= 300
+    z = kmeans_by_class(x, positive, features.standardizer(x), 21, seed=4)
+    assert z.shape == (21, 2)
+    assert (z[:, 0] > 25).sum() == 11  # the odd one goes to the positive bags
+    again = kmeans_by_class(x, positive, features.standardizer(x), 21, seed=4)
+    assert np.array_equal(z, again)
+    other = kmeans_by_class(x, positive, features.standardizer(x), 21, seed=5)
+    assert not np.array_equal(z, other)
+
+
+def test_kmeans_centres_are_centres():
+    """Each centre is the mean of the points nearest to it (in the space of the kernel)."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(400, 2)) * [1, 20]
+    found = features.standardizer(x)
+    z = found(kmeans_by_class(x, np.arange(400) % 2 == 0, found, 16, seed=0)).numpy()
+    for points, centres in ((found(x[::2]).numpy(), z[:8]), (found(x[1::2]).numpy(), z[8:])):
+        nearest = np.linalg.norm(points[:, None] - centres, axis=2).argmin(1)
+        means = np.array([points[nearest == k].mean(0) for k in range(8)])
+        assert np.allclose(means, centres, atol=1e-6)
+
+
+def test_large_classes_are_subsampled(monkeypatch):
+    from gpmil import inducing
+
+    monkeypatch.setattr(inducing, "POINTS_PER_CENTRE", 10)
+    x = draw(n=1000)
+    found = features.standardizer(x)
+    sample = inducing._sample(x, np.arange(1000), 3, found, seed=1)
+    assert len(sample) == 30 and len(np.unique(sample, axis=0)) == 30
+
+
+def test_repeated_points_give_fewer_centres():
+    x = np.repeat(np.array([[0.0, 1.0], [4.0, 2.0], [9.0, 5.0]]), 20, axis=0)
+    z = kmeans_by_class(x, np.arange(60) % 2 == 0, features.identity(2), 10, seed=0)
+    assert len(z) == 6
