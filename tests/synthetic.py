@@ -1,4 +1,4 @@
-"""Small cohorts for tests: irregular slides on a lattice, features and labels from a known field."""
+"""Small cohorts for tests: irregular slides on a lattice with known labels."""
 
 import numpy as np
 

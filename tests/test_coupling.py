@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -106,7 +108,7 @@ def test_padding_does_not_leak_between_bags():
         return torch.exp(-0.5 * torch.cdist(a, b) ** 2)
 
     found = part.congruence_diagonal(torch.from_numpy(x[part.rows.numpy()]), rbf)
-    for a, b in zip(offsets, offsets[1:]):
+    for a, b in itertools.pairwise(offsets):
         sigma = coupling_matrix(adjacency[a:b, a:b].toarray(), 1.7)
         expected = np.diag(sigma @ kernel(x[a:b], x[a:b]) @ sigma)
         assert np.allclose(found[(part.rows >= a) & (part.rows < b)], expected, atol=1e-12)

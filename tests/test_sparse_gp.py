@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 import torch
 from oracles import JITTER, coupling_matrix, kernel, relative_error
+from synthetic import small_cohort
 
 from gpmil.coupling import Coupling, parts
 from gpmil.sparse_gp import Kernel, Posterior, SparseGP, joint, marginal
-from synthetic import small_cohort
 
 NAMES = ["rbf", "matern32", "matern52", "linear"]
 

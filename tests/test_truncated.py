@@ -1,3 +1,5 @@
+import itertools
+
 import mpmath as mp
 import numpy as np
 import pytest
@@ -135,7 +137,7 @@ def test_bags_do_not_touch_each_other():
         torch.tensor(labels) == 1,
         torch.from_numpy(offsets),
     )
-    for b, (i, j) in enumerate(zip(offsets, offsets[1:])):
+    for b, (i, j) in enumerate(itertools.pairwise(offsets)):
         alone = one_bag(mu[i:j], sigma[i:j], labels[b])
         for whole, part in zip(together[:-1], alone[:-1]):
             assert torch.equal(whole[i:j], part)

@@ -300,8 +300,8 @@ def precision_matrix(
     """P = I + lambda C as a torch CSR matrix."""
     p = _precision(adjacency, strength)
     indptr, indices = (torch.from_numpy(i.astype(np.int64)) for i in (p.indptr, p.indices))
-    with warnings.catch_warnings():  # torch calls its CSR layout beta; products are all we use
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+    with warnings.catch_warnings():  # "beta", "invariants unchecked": built right
+        warnings.filterwarnings("ignore", message="Sparse")
         csr = torch.sparse_csr_tensor(
             indptr, indices, torch.from_numpy(p.data), size=p.shape, check_invariants=False
         )

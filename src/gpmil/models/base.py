@@ -64,7 +64,10 @@ def _axes(bags: Bags) -> int:
 
 
 class BagClassifier(ClassifierMixin, BaseEstimator):
-    """A scikit-learn classifier whose samples are the bags of a `Bags`."""
+    """A scikit-learn classifier whose samples are the bags of a `Bags`.
+
+    `bags` is checked where it comes in, so that a list of arrays gets advice and not a traceback.
+    """
 
     classes_: np.ndarray
     n_features_in_: int
@@ -75,34 +78,32 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
         tags.classifier_tags.multi_class = False
         return tags
 
-    def log_proba_negative(
-        self, bags: Bags
-    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
+    def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(all instances negative) of each bag, and the error of that number."""
         raise NotImplementedError
 
-    def decision_function(self, bags: Bags) -> Float[np.ndarray, " B"]:
+    def decision_function(self, bags) -> Float[np.ndarray, " B"]:
         """Log odds of a positive bag: log(1 - P) - log P, P = P(all instances negative)."""
         log_p, _ = self.log_proba_negative(bags)
         return _log_not(log_p) - log_p
 
-    def predict_proba(self, bags: Bags) -> Float[np.ndarray, "B 2"]:
+    def predict_proba(self, bags) -> Float[np.ndarray, "B 2"]:
         """P(y_b = 0) and P(y_b = 1); never exactly 0 or 1 by rounding."""
         log_p, _ = self.log_proba_negative(bags)
         p = np.stack([np.exp(log_p), -np.expm1(log_p)], axis=1)
         return np.clip(p, np.finfo(float).tiny, np.nextafter(1.0, 0.0))
 
-    def predict(self, bags: Bags) -> np.ndarray:
+    def predict(self, bags) -> np.ndarray:
         """The likelier class of each bag, as a value of `classes_`."""
         log_odds = self.decision_function(bags)
         return self.classes_[(log_odds > 0).astype(int)]
 
-    def score(self, bags: Bags, y=None) -> float:
+    def score(self, bags, y=None) -> float:
         """Accuracy over bags; y defaults to the bags' own labels."""
         known = _known_labels(check_bags(bags)) if y is None else np.asarray(y)
         return float(accuracy_score(known, self.predict(bags)))
 
-    def _check_predictable(self, bags: Bags) -> Bags:
+    def _check_predictable(self, bags) -> Bags:
         check_is_fitted(self)
         bags = check_bags(bags)
         if bags.n_features != self.n_features_in_:
@@ -126,8 +127,7 @@ def check_bags(bags: Any) -> Bags:
             f"expected gpmil.Bags, got {type(bags).__name__}. Build one with "
             "gpmil.Bags.from_arrays(list of (n, D) arrays, labels=...) or gpmil.Bags.from_frame."
         )
-    if isinstance(bags.features, np.memmap):
-        bags.check_finite()
+    bags.check_finite()  # a memory-mapped file was not read when the bags were built
     return bags
 
 

@@ -141,7 +141,7 @@ class VGPMILPR(BagClassifier):
 
     # --- Fit ----------------------------------------------------------------------------------
 
-    def fit(self, bags: Bags, y=None) -> "VGPMILPR":
+    def fit(self, bags, y=None) -> "VGPMILPR":
         """Fit q(u) to labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
         with progress_shown(self.verbose), torch.no_grad():
             return self._fit(check_bags(bags), y)
@@ -255,7 +255,7 @@ class VGPMILPR(BagClassifier):
 
     # --- Predict ------------------------------------------------------------------------------
 
-    def predict_instances(self, bags: Bags) -> InstancePredictions:
+    def predict_instances(self, bags) -> InstancePredictions:
         """P(h_i = 1) of every instance with mean and deviation of m*_i (eq. pred_instance)."""
         bags = self._check_predictable(bags)
         device = resolve_device(self.device)
@@ -271,9 +271,7 @@ class VGPMILPR(BagClassifier):
         # p(h_i = 1) = Phi(mu_i / sqrt(S_ii))
         return InstancePredictions(ndtr(mean / std), mean, std, bags)
 
-    def log_proba_negative(
-        self, bags: Bags
-    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
+    def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(all instances negative) of each bag, and its standard error (eq. pred_bag)."""
         bags = self._check_predictable(bags)
         device = resolve_device(self.device)

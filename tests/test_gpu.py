@@ -1,0 +1,42 @@
+"""The same fit on CPU and on an NVIDIA GPU."""
+
+import numpy as np
+import pytest
+import torch
+from oracles import relative_error
+
+import gpmil
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("solver", ["direct", "newton", "sweeps"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("strength", [0.0, 0.7])
+def test_cpu_and_gpu_agree(solver, dtype, strength):
+    bags = gpmil.simulate.cohort(n_bags=24, n_features=32, seed=3)
+    settings = {
+        "coupling": strength, "solver": solver, "dtype": dtype, "n_inducing": 60, "random_state": 1,
+        "variance": 4.0, "mean": -1.0,
+    }  # fmt: skip
+    cpu, gpu = (gpmil.VGPMILPRI(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
+    assert relative_error(gpu.posterior_covariance_, cpu.posterior_covariance_) < 1e-6
+    a, b = cpu.predict_instances(bags), gpu.predict_instances(bags)
+    assert relative_error(b.probability, a.probability) < 1e-6
+    assert relative_error(b.std, a.std) < 1e-6
+    assert relative_error(gpu.decision_function(bags), cpu.decision_function(bags)) < 1e-5
+
+
+def test_a_large_bag_on_the_gpu():
+    bags = gpmil.simulate.cohort(n_bags=6, n_features=16, seed=5, mean_size=700)
+    assert bags.sizes.max() > 256  # the banded factorisation
+    settings = {"coupling": 1.3, "n_inducing": 40, "random_state": 0}
+    cpu, gpu = (gpmil.VGPMILPRI(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
+    a, b = cpu.predict_instances(bags), gpu.predict_instances(bags)
+    assert relative_error(b.std, a.std) < 1e-6
+    assert np.isfinite(gpu.decision_function(bags)).all()
