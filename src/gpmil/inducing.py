@@ -26,13 +26,20 @@ def kmeans_by_class(
 
     A class with fewer instances than centres gives them all, said once.
     """
-    halves = (n_inducing - n_inducing // 2, n_inducing // 2)
-    centres = []
-    for rows, k, name in zip(
-        (np.flatnonzero(positive), np.flatnonzero(~positive)), halves, ("positive", "negative")
-    ):
-        if k:
-            centres.append(_centres(_sample(features, rows, k, feature_map, seed), k, seed, name))
+    classes = {"positive": np.flatnonzero(positive), "negative": np.flatnonzero(~positive)}
+    wanted = {"positive": n_inducing - n_inducing // 2, "negative": n_inducing // 2}
+    short = {name: len(rows) for name, rows in classes.items() if len(rows) < wanted[name]}
+    if short:
+        logger.warning(
+            "%d inducing points were asked for, half in positive and half in negative bags; there "
+            "are only %s instances: all of them are used.",
+            n_inducing,
+            " and ".join(f"{n} {name}" for name, n in short.items()),
+        )
+    centres = [
+        _centres(_sample(features, rows, wanted[name], feature_map, seed), wanted[name], seed)
+        for name, rows in classes.items()
+    ]
     return feature_map.inverse(np.concatenate(centres))
 
 
@@ -45,16 +52,8 @@ def _sample(
     return feature_map(features[rows]).numpy()
 
 
-def _centres(x: np.ndarray, k: int, seed: int, name: str) -> Float[np.ndarray, "m d"]:
+def _centres(x: np.ndarray, k: int, seed: int) -> Float[np.ndarray, "m d"]:
     if len(x) <= k:
-        if len(x) < k:
-            logger.warning(
-                "%d inducing points were asked for in %s bags, which hold %d instances: "
-                "all of them are used.",
-                k,
-                name,
-                len(x),
-            )
         return x
     # one thread: the order of a threaded sum, and so the last bits, may change between runs
     with threadpool_limits(1), warnings.catch_warnings():

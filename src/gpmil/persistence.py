@@ -30,8 +30,8 @@ def write(path: str | os.PathLike, arrays: dict[str, np.ndarray], card: dict[str
     _check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     payload = dump_arrays({name: np.ascontiguousarray(a) for name, a in arrays.items()})
-    head = {"format": FORMAT, "version": VERSION, "sha256": hashlib.sha256(payload).hexdigest()}
-    text = json.dumps(head | card, indent=2, allow_nan=True) + "\n"
+    card = {"format": FORMAT, "version": VERSION} | card
+    text = json.dumps(card | {"sha256": _checksums(payload, card)}, indent=2) + "\n"
     fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         (fresh / ARRAYS).write_bytes(payload)
@@ -42,24 +42,43 @@ def write(path: str | os.PathLike, arrays: dict[str, np.ndarray], card: dict[str
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def _checksums(payload: bytes, card: dict[str, Any]) -> dict[str, str]:
+    rest = {k: v for k, v in card.items() if k != "sha256"}
+    text = json.dumps(rest, sort_keys=True).encode()
+    return {"arrays": hashlib.sha256(payload).hexdigest(), "card": hashlib.sha256(text).hexdigest()}
+
+
 def _check_target(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"cannot save to {path}: it is a file. Name a folder for the model.")
-    if path.is_dir() and any(path.iterdir()) and not (path / CARD).exists():
-        raise ValueError(
-            f"cannot save to {path}: the folder holds something else than a gpmil model. "
-            "Name a new or empty folder."
-        )
+    others = sorted(f.name for f in path.iterdir()) if path.is_dir() else []
+    if not others:
+        return
+    if set(others) == {ARRAYS, CARD}:
+        _read_card(path / CARD)  # refuses what is not ours
+        return
+    raise ValueError(
+        f"cannot save to {path}: the folder holds other things than a gpmil model "
+        f"({', '.join(others[:3])}). Name a new or empty folder."
+    )
 
 
 def _swap(fresh: Path, path: Path) -> None:
+    """Put `fresh` in the place of `path`; if that fails, what was there is there again."""
     if not path.exists():
         os.replace(fresh, path)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-    os.replace(path, old / path.name)
-    os.replace(fresh, path)
-    shutil.rmtree(old)
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+    try:
+        os.replace(path, aside / path.name)
+        try:
+            os.replace(fresh, path)
+        except BaseException:
+            os.replace(aside / path.name, path)
+            raise
+    finally:
+        if path.exists():
+            shutil.rmtree(aside)
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -70,11 +89,14 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, Any]
             raise ValueError(f"no gpmil model at {path}: {name} is missing. Was it saved there?")
     card = _read_card(path / CARD)
     payload = (path / ARRAYS).read_bytes()
-    if hashlib.sha256(payload).hexdigest() != card.get("sha256"):
-        raise ValueError(
-            f"{path / ARRAYS} is corrupted or belongs to another model (its checksum differs from "
-            f"the one in {CARD}). Copy the folder again, or fit and save anew."
-        )
+    expected = card.get("sha256")
+    for name, found in _checksums(payload, card).items():
+        if not isinstance(expected, dict) or found != expected.get(name):
+            file = path / (ARRAYS if name == "arrays" else CARD)
+            raise ValueError(
+                f"{file} is corrupted or belongs to another model (its checksum differs from the "
+                f"one noted in {CARD}). Copy the folder again, or fit and save anew."
+            )
     try:
         return load_arrays(payload), card
     except SafetensorError as error:
@@ -91,9 +113,12 @@ def _read_card(file: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         raise ValueError(f"{file} does not describe a gpmil model (format {FORMAT!r} expected).")
-    if not isinstance(card.get("version"), int) or card["version"] > VERSION:
+    number = card.get("version")
+    if not isinstance(number, int) or number < 1:
+        raise ValueError(f"{file} is corrupted: {number!r} is no format version.")
+    if number > VERSION:
         raise ValueError(
-            f"{file} has format version {card.get('version')!r}; this gpmil reads up to {VERSION}. "
+            f"{file} has format version {number}; this gpmil reads up to {VERSION}. "
             "It was written by a newer gpmil: upgrade to load it."
         )
     return card

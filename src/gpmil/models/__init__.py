@@ -24,14 +24,15 @@ def load(path: str | os.PathLike, kernel=None) -> BagClassifier:
     A model fitted with a kernel object needs a new object of that class as `kernel`.
     """
     arrays, card = persistence.read(path)
-    if card.get("class") not in CLASSES:
+    found = CLASSES.get(str(card.get("class")))
+    if found is None:
         raise ValueError(
             f"{path} holds a model of class {card.get('class')!r}; this gpmil knows "
             f"{sorted(CLASSES)}. Upgrade gpmil, or check the folder."
         )
     try:
-        return CLASSES[card["class"]]._from_saved(arrays, card, kernel)
-    except (KeyError, TypeError) as error:
+        return found._from_saved(arrays, card, kernel)
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} is corrupted: its description lacks or misnames {error}. Save the model anew."
         ) from error

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from logging import INFO, StreamHandler, getLogger
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -133,7 +134,9 @@ def check_bags(bags: Any) -> Bags:
 
 def training_labels(bags: Bags, y=None) -> tuple[Int[np.ndarray, " B"], np.ndarray]:
     """Labels 0/1 of every bag and the classes they stand for; y wins over the bags' own labels."""
-    values = bags.labels if y is None else np.asarray(y)
+    if not len(bags):
+        raise ValueError("no bags to fit: the cohort, or this part of it, is empty.")
+    values = bags.labels if y is None else _numbers(y)
     if values.ndim != 1 or len(values) != len(bags):
         raise ValueError(
             f"expected one label a bag, {len(bags)} in all; got an array of shape {values.shape}."
@@ -154,6 +157,16 @@ def training_labels(bags: Bags, y=None) -> tuple[Int[np.ndarray, " B"], np.ndarr
             "classes. Check the label column, or the split."
         )
     return (values == classes[1]).astype(np.int64), classes
+
+
+def _numbers(y) -> np.ndarray:
+    """y as an array; a column of Python numbers (and None) is one of numbers."""
+    values = np.asarray(y)
+    if values.dtype != object or not all(v is None or isinstance(v, Real) for v in values.flat):
+        return values
+    known = np.array([np.nan if v is None else v for v in values.flat], dtype=float)
+    whole = np.isfinite(known).all()
+    return (known.astype(np.int64) if whole else known).reshape(values.shape)
 
 
 def _refuse_unlabelled(bags: Bags, values: np.ndarray) -> None:
@@ -200,8 +213,10 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda")
     try:
         found = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}.") from error
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}.")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device={device!r} was asked for, but torch sees no GPU here. Use device='cpu', or "

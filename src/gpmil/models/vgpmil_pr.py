@@ -4,6 +4,7 @@ One implementation: VGPMIL-PR is the coupling at zero. What is fitted is q(u), t
 the Gaussian process at M inducing points; predictions follow from it in closed form.
 """
 
+import copy
 import logging
 import math
 import os
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.special import ndtr
+from sklearn.utils.validation import check_is_fitted
 
 from gpmil import features, inference, orthant, persistence
 from gpmil.bags import Bags
@@ -34,6 +36,7 @@ from gpmil.sparse_gp import Kernel, Posterior, SparseGP, joint, marginal
 
 logger = logging.getLogger("gpmil")
 
+CPU = torch.device("cpu")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 SOLVERS = ("direct", "newton", "sweeps")
 ARRAYS = (
@@ -143,10 +146,13 @@ class VGPMILPR(BagClassifier):
 
     def fit(self, bags, y=None) -> "VGPMILPR":
         """Fit q(u) to labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
+        fresh = copy.copy(self)  # a fit that fails leaves this model as it was
         with progress_shown(self.verbose), torch.no_grad():
-            return self._fit(check_bags(bags), y)
+            fresh._fit(check_bags(bags), y)
+        self.__dict__.update(fresh.__dict__)
+        return self
 
-    def _fit(self, bags: Bags, y) -> "VGPMILPR":
+    def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
         labels, self.classes_ = training_labels(bags, y)
         device = resolve_device(self.device)
@@ -178,27 +184,27 @@ class VGPMILPR(BagClassifier):
         self.posterior_covariance_ = q.covariance_u(gp).cpu().numpy()
         self.n_iter_, self.converged_, self.residual_ = solution[1:]
         self.loo_log_likelihood_ = None
-        return self
 
     @staticmethod
     def _counts(bags: Bags, gp: SparseGP) -> tuple[int, int, int]:
         return len(bags), bags.n_instances, len(gp.L)
 
     def _solve(self, problem: inference.Problem) -> inference.Solution:
+        max_iter, tol = int(self.max_iter), float(self.tol)
         if self.solver == "direct":
-            return inference.direct(problem, self.max_iter, self.tol)
+            return inference.direct(problem, max_iter, tol)
         if self.solver == "newton":
-            return inference.newton(problem, self.max_iter, self.tol)
-        start = np.random.default_rng(self.random_state).standard_normal(problem.n_instances)
+            return inference.newton(problem, max_iter, tol)
+        start = _generator(self.random_state).standard_normal(problem.n_instances)
         expectation = torch.from_numpy(start).to(problem.R.device)
-        return inference.sweeps(problem, expectation, self.max_iter, self.tol)
+        return inference.sweeps(problem, expectation, max_iter, tol)
 
     def _coupling_strength(self, bags: Bags) -> float:
         return 0.0
 
     def _fit_feature_map(self, bags: Bags) -> None:
         if self.n_components is not None:
-            found = features.pca(bags.features, self.n_components)
+            found = features.pca(bags.features, int(self.n_components))
         elif self.standardize:
             found = features.standardizer(bags.features)
         else:
@@ -211,12 +217,13 @@ class VGPMILPR(BagClassifier):
             return _check_inducing(self.inducing, bags.n_features)
         seed = self.random_state
         if not isinstance(seed, Integral):
-            seed = np.random.default_rng(seed).integers(2**31)
+            seed = _generator(seed).integers(2**31)
         return kmeans_by_class(
-            bags.features, positive_row, self._feature_map(), self.n_inducing, int(seed)
+            bags.features, positive_row, self._feature_map(), int(self.n_inducing), int(seed)
         )
 
     def _set_kernel_numbers(self) -> None:
+        self.kernel_ = copy.deepcopy(self.kernel)
         self.mean_ = float(self.mean)
         if isinstance(self.kernel, gpytorch.kernels.Kernel):
             self.variance_ = self.lengthscale_ = None
@@ -232,6 +239,7 @@ class VGPMILPR(BagClassifier):
                 raise NotImplementedError(f"{name}='auto' is not available yet: give a number.")
         if self.moments == "coupled":
             raise NotImplementedError("moments='coupled' is not available yet: use 'diagonal'.")
+        _generator(self.random_state)
         _one_of("moments", self.moments, ("diagonal",))
         _one_of("solver", self.solver, SOLVERS)
         _one_of("dtype", self.dtype, tuple(DTYPES))
@@ -246,6 +254,9 @@ class VGPMILPR(BagClassifier):
         _number("tol", self.tol, above=0)
         _count("n_inducing", self.n_inducing, least=2)
         _count("max_iter", self.max_iter, least=1)
+        for name in ("standardize", "verbose"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if self.n_components is not None:
             _count("n_components", self.n_components, least=1)
         if not isinstance(self.kernel, str | gpytorch.kernels.Kernel):
@@ -281,7 +292,7 @@ class VGPMILPR(BagClassifier):
         for bag in bags:
             mean, covariance = self._joint(bag, gp, q, strength, device)
             found.append(orthant.genz(mean, covariance))
-        value, error = np.array(found).T
+        value, error = np.array(found).reshape(-1, 2).T
         return value, error
 
     def _joint(
@@ -313,7 +324,7 @@ class VGPMILPR(BagClassifier):
         return self._feature_map()(x, device)
 
     def _gp(self, device: torch.device) -> SparseGP:
-        kernel = Kernel(self.kernel, self.variance_ or 1.0, self.lengthscale_ or 1.0, device)
+        kernel = Kernel(self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0, device)
         return SparseGP.build(kernel, self._inputs(self.inducing_points_, device))
 
     def _posterior(self, device: torch.device) -> Posterior:
@@ -326,21 +337,22 @@ class VGPMILPR(BagClassifier):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the model to a folder (safetensors and JSON); `gpmil.load` reads it."""
-        if not hasattr(self, "posterior_mean_"):
-            raise ValueError("this model is not fitted: call fit before save.")
+        check_is_fitted(self)
         arrays = {k: getattr(self, k) for k in ARRAYS if getattr(self, k) is not None}
         settings = self.get_params(deep=False)
-        kernel = None
-        if isinstance(self.kernel, gpytorch.kernels.Kernel):
-            kernel = settings["kernel"] = type(self.kernel).__name__
-            state = self.kernel.state_dict()
-            arrays |= {f"kernel.{k}": v.detach().cpu().numpy() for k, v in state.items()}
+        del settings["kernel"], settings["device"]  # kept apart; chosen anew where it is loaded
         if not isinstance(self.inducing, str):
             arrays["setting.inducing"] = np.asarray(settings.pop("inducing"))
+        named = isinstance(self.kernel_, str)
+        if not named:
+            arrays |= _kernel_arrays(self.kernel_, self._gp(CPU).inducing)
         card = {
             "class": type(self).__name__,
-            "settings": {k: _plain(v) for k, v in settings.items() if k != "device"},
-            "kernel_object": kernel,
+            "settings": {
+                k: _plain(v) for k, v in settings.items() if k not in ("device", "kernel")
+            },
+            "kernel": self.kernel_ if named else None,
+            "kernel_object": None if named else type(self.kernel_).__name__,
             "fitted": {k: getattr(self, k) for k in NUMBERS},
             "versions": package_versions(),
         }
@@ -348,16 +360,24 @@ class VGPMILPR(BagClassifier):
 
     @classmethod
     def _from_saved(cls, arrays: dict[str, np.ndarray], card: dict[str, Any], kernel=None):
-        settings = dict(card["settings"])
-        if card["kernel_object"] is not None:
-            settings["kernel"] = _fill_kernel(card["kernel_object"], kernel, arrays)
+        settings = dict(card["settings"].items())
         if "setting.inducing" in arrays:
             settings["inducing"] = arrays["setting.inducing"]
+        if card["kernel_object"] is None and kernel is not None:
+            raise ValueError(
+                f"the model was fitted with kernel {card['kernel']!r}: load it without kernel=."
+            )
         model = cls(**settings)
+        optional = {"feature_components_"}
         for name in ARRAYS:
-            setattr(model, name, arrays.get(name))
+            setattr(model, name, arrays.get(name) if name in optional else arrays[name])
         for name in NUMBERS:
             setattr(model, name, card["fitted"][name])
+        model.kernel = model.kernel_ = card["kernel"]
+        if card["kernel_object"] is not None:
+            kernel = _fill_kernel(card["kernel_object"], kernel, arrays)
+            model.kernel, model.kernel_ = kernel, copy.deepcopy(kernel)
+            _compare_kernel(kernel, model._inputs(model.inducing_points_, CPU), arrays)
         return model
 
 
@@ -429,7 +449,7 @@ class VGPMILPRI(VGPMILPR):
         _number("coupling", self.coupling, least=0)
 
     def _coupling_strength(self, bags: Bags) -> float:
-        strength = check_strength(self.coupling)
+        strength = check_strength(float(self.coupling))
         if strength > 0 and not bags.has_geometry:
             logger.warning(
                 "the bags have neither coordinates nor edges: the model runs uncoupled "
@@ -468,8 +488,17 @@ def paper_settings(model: str = "VGPMILPRI") -> dict[str, Any]:
 # --- Checks of single settings ----------------------------------------------------------------
 
 
+def _generator(random_state: Any) -> np.random.Generator:
+    try:
+        return np.random.default_rng(random_state)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"random_state must be a whole number >= 0, a generator or None, got {random_state!r}."
+        ) from error
+
+
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}.")
 
 
@@ -490,7 +519,12 @@ def _count(name: str, value: Any, least: int) -> None:
 
 
 def _check_inducing(points: Any, n_features: int) -> Float[np.ndarray, "M D"]:
-    found = np.asarray(points, dtype=np.float64)
+    try:
+        found = np.array(points, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"inducing must be an (M, {n_features}) array of numbers, or 'kmeans': {error}."
+        ) from error
     if found.ndim != 2 or found.shape[1] != n_features or not len(found):
         raise ValueError(
             f"inducing must be an (M, {n_features}) array in the feature space of the bags, or "
@@ -498,7 +532,7 @@ def _check_inducing(points: Any, n_features: int) -> Float[np.ndarray, "M D"]:
         )
     if not np.isfinite(found).all():
         raise ValueError("inducing points hold NaN or infinite values.")
-    return found.copy()
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -506,6 +540,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     return value if isinstance(value, str | bool | int | float | None) else None
+
+
+def _kernel_arrays(
+    kernel: gpytorch.kernels.Kernel, inducing: torch.Tensor
+) -> dict[str, np.ndarray]:
+    """The parameters of a kernel object, and a column of its values to know it again by."""
+    state = {f"kernel.{k}": v.detach().cpu().numpy() for k, v in kernel.state_dict().items()}
+    return state | {"kernel_values": _kernel_column(kernel, inducing)}
+
+
+def _kernel_column(kernel: gpytorch.kernels.Kernel, inducing: torch.Tensor) -> np.ndarray:
+    return Kernel(kernel, 1.0, 1.0)(inducing, inducing[:1])[:, 0].numpy()
 
 
 def _fill_kernel(name: str, kernel: Any, arrays: dict[str, np.ndarray]) -> gpytorch.kernels.Kernel:
@@ -519,5 +565,21 @@ def _fill_kernel(name: str, kernel: Any, arrays: dict[str, np.ndarray]) -> gpyto
         for k, v in arrays.items()
         if k.startswith("kernel.")
     }
-    kernel.load_state_dict(state)
+    kernel = copy.deepcopy(kernel)
+    try:
+        kernel.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the saved values do not fit this kernel: build it as it was for fit. {error}"
+        ) from error
     return kernel
+
+
+def _compare_kernel(
+    kernel: gpytorch.kernels.Kernel, inducing: torch.Tensor, arrays: dict[str, np.ndarray]
+) -> None:
+    if not np.allclose(_kernel_column(kernel, inducing), arrays["kernel_values"], rtol=1e-6):
+        raise ValueError(
+            "this kernel takes the saved parameters but gives other values than the one the model "
+            "was fitted with: build it as it was for fit (its parts, the order of a Matern)."
+        )
