@@ -22,6 +22,7 @@ LAYERS = [
     "truncated",
     "ep",
     "orthant",
+    "orthant_large",
     "bag_checks",
     "bag_positions",
     "bag_tables",

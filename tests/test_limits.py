@@ -168,3 +168,16 @@ def test_probabilities_are_never_exactly_zero_or_one():
     assert np.allclose(p.sum(1), 1)
     assert (np.diff(log_odds) >= 0).all()
     assert np.allclose(log_odds[2:], [-690.7755, -39.1439, 0.0137, 40, 800, 1e6], rtol=5e-3)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.9])
+def test_large_bags_take_the_sparse_way_to_the_same_probability(strength, monkeypatch):
+    cohort = gpmil.simulate.cohort(n_bags=8, n_features=16, seed=2)
+    model = gpmil.VGPMILPRI(
+        coupling=strength, n_inducing=30, random_state=0, variance=4.0, mean=-2.0, device="cpu"
+    ).fit(cohort)
+    dense, error = model.log_proba_negative(cohort)
+    monkeypatch.setattr("gpmil.models.vgpmil_pr.LARGE", 20)
+    sparse, _ = model.log_proba_negative(cohort)
+    assert not np.array_equal(sparse, dense)
+    assert (np.abs(sparse - dense) <= np.maximum(0.01, 2 * error)).all()

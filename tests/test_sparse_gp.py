@@ -95,8 +95,8 @@ def test_marginal_is_the_diagonal_of_joint_and_both_equal_the_paper(strength):
         cov_f = kernel(xb, xb, "rbf", 1.7, 2.2) - A @ (np.linalg.inv(Kzz_inv) - Sigma_u) @ A.T
         expected_mean, expected = S @ (c + A @ mu_u), S + S @ cov_f @ S
         eye = torch.eye(len(xb), dtype=torch.float64)
-        sigma = Coupling(bag.adjacency, bag.offsets, strength).apply(eye)
-        jm, jc = joint(gp, q, sigma, x[rows], c)
+        sigma = Coupling(bag.adjacency, bag.offsets, strength).apply(eye)[None]
+        jm, jc = (out[0] for out in joint(gp, q, sigma, x[rows][None], c))
         assert relative_error(jm, expected_mean) < 1e-10
         assert relative_error(jc, expected) < 1e-10
         assert relative_error(mean[rows], expected_mean) < 1e-10

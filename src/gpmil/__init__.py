@@ -1,9 +1,34 @@
 """Gaussian-process multiple instance learning with coupled neighbours."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpmil import simulate
+    from gpmil.bags import Bags
+    from gpmil.models import VGPMILPR, VGPMILPRI, load, paper_settings
+
 __version__ = "0.1.0"
 
-from gpmil import simulate
-from gpmil.bags import Bags
-from gpmil.models import VGPMILPR, VGPMILPRI, load, paper_settings
-
 __all__ = ["VGPMILPR", "VGPMILPRI", "Bags", "__version__", "load", "paper_settings", "simulate"]
+
+# Names are imported when first used: `gpmil --version` need not wait for torch.
+_HOME = {
+    "Bags": "gpmil.bags",
+    "VGPMILPR": "gpmil.models",
+    "VGPMILPRI": "gpmil.models",
+    "load": "gpmil.models",
+    "paper_settings": "gpmil.models",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "simulate":
+        return import_module("gpmil.simulate")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'gpmil' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

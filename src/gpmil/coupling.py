@@ -298,7 +298,7 @@ def precision_matrix(
     adjacency: sp.csr_array, strength: float, device: str | torch.device = "cpu"
 ) -> Tensor:
     """P = I + lambda C as a torch CSR matrix."""
-    p = _precision(adjacency, strength)
+    p = sparse_precision(adjacency, strength)
     indptr, indices = (torch.from_numpy(i.astype(np.int64)) for i in (p.indptr, p.indices))
     with warnings.catch_warnings():  # "beta", "invariants unchecked": built right
         warnings.filterwarnings("ignore", message="Sparse")
@@ -330,6 +330,18 @@ def parts(
         yield _large(adjacency, offsets, int(bag), strength, device)
 
 
+def dense_parts(
+    adjacency: sp.csr_array,
+    offsets: Int[np.ndarray, " b"],
+    bags: Int[np.ndarray, " k"],
+    strength: float,
+    device: str | torch.device = "cpu",
+) -> Iterator[Dense]:
+    """Some bags with Sigma as padded matrices, whatever their size or edges."""
+    for batch in _batches(bags, np.diff(offsets)):
+        yield _dense(adjacency, offsets, batch, strength, device)
+
+
 def instance_rows(
     offsets: Int[np.ndarray, " b"], bags: Int[np.ndarray, " k"]
 ) -> Int[np.ndarray, " n"]:
@@ -339,8 +351,8 @@ def instance_rows(
     return np.repeat(offsets[bags], sizes) + within
 
 
-def _precision(adjacency: sp.csr_array, strength: float) -> sp.csr_array:
-    # P = I + lambda (diag(A 1) - A)
+def sparse_precision(adjacency: sp.csr_array, strength: float) -> sp.csr_array:
+    """P = I + lambda (diag(A 1) - A)."""
     degree = np.asarray(adjacency.sum(axis=1)).ravel()
     p = sp.csr_array(sp.diags_array(1 + strength * degree) - strength * adjacency)
     p.sort_indices()
@@ -373,7 +385,7 @@ def _dense(
 ) -> Dense:
     rows = instance_rows(offsets, bags)
     sizes = offsets[bags + 1] - offsets[bags]
-    p = _precision(_block_rows(adjacency, offsets, bags, rows), strength).tocoo()
+    p = sparse_precision(_block_rows(adjacency, offsets, bags, rows), strength).tocoo()
     batch = np.repeat(np.arange(len(bags)), sizes)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     blocks = torch.eye(int(sizes.max()), dtype=torch.float64).repeat(len(bags), 1, 1)
@@ -402,7 +414,7 @@ def _large(
 ) -> Part:
     bags = np.array([bag])
     rows = instance_rows(offsets, bags)
-    p = _precision(_block_rows(adjacency, offsets, bags, rows), strength)
+    p = sparse_precision(_block_rows(adjacency, offsets, bags, rows), strength)
     order = reverse_cuthill_mckee(p, symmetric_mode=True).astype(np.int64)
     banded = p[order][:, order].tocoo()
     width = int(np.abs(banded.row - banded.col).max())

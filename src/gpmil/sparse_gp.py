@@ -116,7 +116,7 @@ class Posterior:
         root = torch.linalg.solve_triangular(self.chol_R, gp.L.mT, upper=False)
         return root.mT @ root
 
-    def shrink(self, H: Float[Tensor, "n M"]) -> Float[Tensor, "M n"]:
+    def shrink(self, H: Float[Tensor, "*b n M"]) -> Float[Tensor, "*b M n"]:
         """chol(R)^-1 H', whose squared columns are diag(H R^-1 H')."""
         return torch.linalg.solve_triangular(self.chol_R, H.mT, upper=False)
 
@@ -141,12 +141,12 @@ def marginal(
 def joint(
     gp: SparseGP,
     q: Posterior,
-    sigma: Float[Tensor, "n n"],
-    x: Float[Tensor, "n d"],
+    sigma: Float[Tensor, "b n n"],
+    x: Float[Tensor, "b n d"],
     c: float,
-) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
-    """Mean and covariance of m* in one bag (eqs. f_star, m_star), Sigma given as a matrix."""
-    H = sigma @ gp.whiten(x)
+) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
+    """Mean and covariance of m* in b bags (eqs. f_star, m_star), Sigma given as matrices."""
+    H = sigma @ gp.whiten(x.flatten(0, 1)).unflatten(0, x.shape[:2])
     root = q.shrink(H)
     # S_m = Sigma + Sigma S Sigma',  S = K - W W' + W R^-1 W'
     S = sigma + sigma @ gp.kernel(x, x) @ sigma - H @ H.mT + root.mT @ root

@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from gpmil import features, inference, orthant, persistence
 from gpmil.bags import Bags
-from gpmil.coupling import Coupling, check_strength, parts
+from gpmil.coupling import check_strength, dense_parts, parts, sparse_precision
 from gpmil.inducing import kmeans_by_class
 from gpmil.models.base import (
     BagClassifier,
@@ -32,11 +32,13 @@ from gpmil.models.base import (
     resolve_device,
     training_labels,
 )
+from gpmil.orthant_large import log_orthant_large
 from gpmil.sparse_gp import Kernel, Posterior, SparseGP, joint, marginal
 
 logger = logging.getLogger("gpmil")
 
 CPU = torch.device("cpu")
+LARGE = 1500  # instances a bag above which dense matrices cost more than sparse ones on a CPU
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 SOLVERS = ("direct", "newton", "sweeps")
 ARRAYS = (
@@ -283,28 +285,49 @@ class VGPMILPR(BagClassifier):
         return InstancePredictions(ndtr(mean / std), mean, std, bags)
 
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
-        """log P(all instances negative) of each bag, and its standard error (eq. pred_bag)."""
+        """log P(all instances negative) of each bag, and an estimate of its error (eq. pred_bag).
+
+        Deterministic, and never minus infinity or zero; see `gpmil.orthant`.
+        """
         bags = self._check_predictable(bags)
         device = resolve_device(self.device)
-        gp, q = self._gp(device), self._posterior(device)
         strength = self._predict_strength(bags)
-        found = []
-        for bag in bags:
-            mean, covariance = self._joint(bag, gp, q, strength, device)
-            found.append(orthant.genz(mean, covariance))
-        value, error = np.array(found).reshape(-1, 2).T
-        return value, error
-
-    def _joint(
-        self, bag: Bags, gp: SparseGP, q: Posterior, strength: float, device: torch.device
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and covariance of m* in one bag."""
-        eye = torch.eye(bag.n_instances, dtype=torch.float64, device=device)
+        model = self._gp(device), self._posterior(device)
+        found = np.empty((len(bags), 2))
+        large = (bags.sizes > LARGE) & (device.type == "cpu")
         with torch.no_grad():
-            sigma = Coupling(bag.adjacency, bag.offsets, strength, device).apply(eye)
-            x = self._inputs(bag.features, device)
-            mean, covariance = joint(gp, q, sigma, x, self.mean_)
-        return mean.cpu().numpy(), covariance.cpu().numpy()
+            for part in dense_parts(
+                bags.adjacency, bags.offsets, np.flatnonzero(~large), strength, device
+            ):
+                x = self._inputs(bags.features[part.rows.cpu().numpy()], device)
+                mean, covariance = joint(*model, part.sigma, part.pad(x), self.mean_)
+                result = orthant.log_orthant(mean, covariance, part.mask)
+                found[part.bags] = torch.stack([result.log_p, result.error], 1).cpu().numpy()
+            for b in np.flatnonzero(large):
+                found[b] = self._large_bag(bags[int(b)], *model, strength)
+        return found[:, 0], found[:, 1]
+
+    def _large_bag(
+        self, bag: Bags, gp: SparseGP, q: Posterior, strength: float
+    ) -> tuple[float, float]:
+        """log P and its error for one bag too large for dense matrices on the CPU."""
+        (part,) = parts(bag.adjacency, bag.offsets, strength)
+        x = self._inputs(bag.features, CPU)
+        mean, variance = torch.empty(len(x)).double(), torch.empty(len(x)).double()
+        mean[part.rows], variance[part.rows] = marginal(gp, q, part, x[part.rows], self.mean_)
+        W = gp.whiten(x)
+        own = torch.cat(
+            [gp.kernel(block[:, None], block[:, None])[:, 0, 0] for block in x.split(512)]
+        )
+        result = log_orthant_large(
+            mean,
+            variance,
+            sparse_precision(bag.adjacency, strength),
+            q.shrink(W).mT,
+            lambda i: gp.kernel(x[i], x) - W[i] @ W.mT,
+            own - W.square().sum(1),
+        )
+        return float(result.log_p[0]), float(result.error[0])
 
     def _predict_strength(self, bags: Bags) -> float:
         if self.coupling_ > 0 and not bags.has_geometry:

@@ -1,0 +1,212 @@
+"""The command line: the demonstration from end to end, and one line for every mistake."""
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import gpmil
+from gpmil.cli import app, demo
+
+RUN = [sys.executable, "-c", "from gpmil.cli import main; main()"]
+SMALL = ["--bags", "8", "--seed", "3"]
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(app, list(arguments), prog_name="gpmil")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> tuple[Path, str]:
+    """A small demonstration: its folder, and what it said."""
+    out = tmp_path_factory.mktemp("cli") / "demo"
+    result = invoke("demo", "--out", str(out), *SMALL)
+    assert result.exit_code == 0, result.output
+    return out, result.stdout
+
+
+# --- gpmil demo -----------------------------------------------------------------------------------
+def test_demo_says_what_it_found_and_where(ran):
+    out, said = ran
+    for text in ("Held-out slides", "log loss", "avg. precision", "F1 at 0.5", "not a medical"):
+        assert text in said
+    assert str(out / "index.html") in said.replace("\n", "")
+
+
+def test_demo_writes_every_file(ran):
+    out, _ = ran
+    assert sorted(p.name for p in out.iterdir()) == [
+        "config.json",
+        "heatmaps",
+        "index.html",
+        "metrics.json",
+        "overview.png",
+        "patches",
+        "pictures",
+        "predictions.csv",
+    ]
+    assert [p.name for p in out.parent.iterdir()] == ["demo"]
+
+
+def test_predictions_are_those_of_the_model(ran):
+    out, _ = ran
+    table = pd.read_csv(out / "predictions.csv")
+    assert list(table) == ["slide", "label", "probability", "log_odds", "error"]
+    test = gpmil.simulate.cohort(2, seed=3, part=1)
+    *_, model = demo._models(3)[0]
+    model.fit(gpmil.simulate.cohort(8, seed=3, part=0))
+    assert table["slide"].tolist() == test.names.tolist()
+    assert table["label"].tolist() == test.labels.tolist()
+    np.testing.assert_allclose(table["probability"], model.predict_proba(test)[:, 1], rtol=1e-8)
+    np.testing.assert_allclose(table["log_odds"], model.decision_function(test), rtol=1e-8)
+    patches = model.predict_instances(test).split()
+    for bag, expected in zip(test, patches):
+        frame = pd.read_csv(out / "patches" / f"{bag.names[0]}.csv.gz")
+        np.testing.assert_array_equal(frame[["x", "y"]], bag.coords)
+        np.testing.assert_array_equal(frame["label"], bag.instance_labels)
+        np.testing.assert_allclose(frame["probability"], expected.probability, rtol=1e-8)
+        np.testing.assert_allclose(frame["std"], expected.std, rtol=1e-8)
+
+
+def test_metrics_hold_all_models(ran):
+    found = json.loads((ran[0] / "metrics.json").read_text())["models"]
+    assert [(m["model"], m["settings"]) for m in found] == [
+        ("VGPMIL-PR-I", "settings that suit it"),
+        ("VGPMIL-PR", "settings that suit it"),
+        ("VGPMIL-PR-I", "paper's settings"),
+        ("VGPMIL-PR", "paper's settings"),
+    ]
+    assert all(0 <= m["patch_auc"] <= 1 and m["slide_log_loss"] > 0 for m in found)
+    assert len({m["patch_auc"] for m in found}) == 4
+
+
+def test_the_page_shows_every_held_out_slide(ran):
+    html = (ran[0] / "index.html").read_text(encoding="utf-8")
+    for i in range(2):
+        assert f"Heat maps of slide-1-0000{i}" in html
+    assert "For research, not a medical device." in html
+    assert "http" not in html
+
+
+def test_the_same_seed_gives_the_same_bytes(ran, tmp_path):
+    """In another process, replacing an older folder, with a line for every step."""
+    out = tmp_path / "demo"
+    out.mkdir()
+    (out / "config.json").write_text('{"format": "gpmil-run", "files": ["old.txt"]}')
+    (out / "old.txt").write_text("")
+    done = subprocess.run(
+        [*RUN, "demo", "--out", str(out), *SMALL], capture_output=True, text=True, check=True
+    )
+    assert contents(out) == contents(ran[0])
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("simulating 8 slides") and lines[-1] == "pictures and the page"
+
+
+def test_compressed_tables_carry_no_time(ran):
+    for path in (ran[0] / "patches").iterdir():
+        raw = path.read_bytes()
+        assert raw[4:8] == b"\0\0\0\0"
+        assert raw == gzip.compress(gzip.decompress(raw), mtime=0)
+        assert len(pd.read_csv(io.BytesIO(gzip.decompress(raw)))) > 10
+
+
+def test_log_odds_hold_in_both_tails():
+    log_p = np.array([-1e-13, -0.3, -1.0, -7.0, -900.0])
+    expected = [np.log(1e-13), np.log(np.expm1(0.3)), np.log(np.expm1(1)), np.log(np.expm1(7)), 900]
+    np.testing.assert_allclose(demo._log_odds(log_p), expected, rtol=1e-12)
+
+
+# --- Mistakes -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["demo", "--bags", "7"], "--bags must be at least 8 slides, got 7"),
+        (["demo", "--bags", "many"], "Invalid value for '--bags'"),
+        (["demo", "--seed", "-1"], "--seed must lie between 0 and 4294967295, got -1"),
+        (["demo", "--colour", "red"], "No such option"),
+        (["demo", "--out"], "'--out' requires an argument"),
+        (["demo", "surprise"], "unexpected extra argument"),
+        (["dem"], "No such command 'dem'"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_bad_options_get_one_line(arguments, said):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("gpmil: ")
+    assert said in result.stderr
+
+
+def test_a_foreign_folder_gets_one_line_and_stays(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    result = invoke("demo", "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "thesis.tex" in result.stderr and "name a new or empty folder" in result.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_place_that_cannot_be_written_gets_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = invoke("demo", "--out", str(tmp_path / "file" / "demo"))
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("gpmil: ")
+
+
+def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "_yardstick", interrupted)
+    result = invoke("demo", "--out", str(tmp_path / "demo"), *SMALL)
+    assert result.exit_code == 130
+    assert result.stderr.endswith("gpmil: interrupted, nothing was written\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bug_is_not_dressed_up_as_a_mistake(tmp_path, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(demo, "_yardstick", broken)
+    result = invoke("demo", "--out", str(tmp_path / "demo"), *SMALL)
+    assert isinstance(result.exception, ZeroDivisionError)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- The rest -------------------------------------------------------------------------------------
+def test_version_is_the_package_version():
+    assert invoke("--version").stdout == f"{gpmil.__version__}\n"
+
+
+def test_version_needs_no_plotting():
+    """In a fresh process: what `gpmil demo` imports is imported by `gpmil demo` alone."""
+    code = (
+        "import sys\n"
+        "from gpmil.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print(*{'matplotlib', 'jinja2', 'gpmil.plots'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [gpmil.__version__]
+
+
+def test_without_a_command_there_is_help():
+    result = invoke()
+    assert result.exit_code == 0
+    assert "demo" in result.stdout and "not a medical device" in result.stdout.replace("\n", " ")
