@@ -259,7 +259,7 @@ def timing(_):
     bags = [model.bag(b) for b in range(len(model.bags))]
     print(f"{len(bags)} slides, one by one: ", end="")
     print(f"{_seconds(lambda: [log_orthant(*one(*bag)) for bag in bags]):.3f} s; batched: ", end="")
-    batches = _padded(bags)
+    batches = list(_padded(bags, 4))
     print(
         f"{_seconds(lambda: [log_orthant(*batch) for batch in batches]):.3f} s; 5,000 draws: ",
         end="",

@@ -100,7 +100,7 @@ def test_every_way_to_invert_agrees(kind, monkeypatch):
 
 
 def test_padding_does_not_leak_between_bags():
-    adjacency, offsets = cohort([grid(2, 3), grid(5, 4), grid(1, 3)])
+    adjacency, offsets = cohort([grid(4, 4), grid(5, 4), grid(3, 5)])
     (part,) = coupling.parts(adjacency, offsets, 1.7)
     x = np.random.default_rng(5).normal(size=(offsets[-1], 2))
 
@@ -128,6 +128,12 @@ def test_sigma_keeps_constants_and_shrinks(n, p, strength, seed):
     # C 1 = 0, so Sigma 1 = 1; 0 < diag Sigma <= 1
     assert torch.allclose(op.apply(ones), ones, atol=1e-12)
     assert ((op.diagonal() > 0) & (op.diagonal() <= 1 + 1e-12)).all()
+
+
+def test_bags_of_other_sizes_go_to_other_batches():
+    sizes = np.array([3, 100, 80, 74, 20, 16, 4])
+    found = list(coupling._batches(np.arange(7), sizes))
+    assert [b.tolist() for b in found] == [[1, 2], [3], [4, 5], [0, 6]]
 
 
 def test_a_wide_graph_of_moderate_size_is_dense(monkeypatch):

@@ -363,16 +363,6 @@ def test_settings_cannot_be_learned_yet(setting, cohort):
     )
 
 
-@pytest.mark.parametrize("model_class", [VGPMILPR, VGPMILPRI])
-def test_coupled_moments_are_not_there_yet(model_class, cohort):
-    refused(
-        lambda: small(model_class, moments="coupled").fit(cohort),
-        "moments",
-        "not available yet",
-        error=NotImplementedError,
-    )
-
-
 def test_settings_of_a_model_nobody_knows():
     refused(lambda: gpmil.paper_settings("VGPMIL-X"), "'VGPMIL-X'", "VGPMILPRI")
 

@@ -146,7 +146,7 @@ def test_many_sweeps_are_sweeps(bags):
 def test_the_jacobian_by_finite_differences(bags):
     problem = problem_of(bags, some_inducing(bags, 10), 1.3, variance=4.0, c=-1.0)
     w = torch.from_numpy(np.random.default_rng(0).normal(size=10))
-    _, slope = inference.fixed_point(problem, w)
+    _, slope, _ = inference.fixed_point(problem, w)
     eps = 1e-6
     for j in range(10):
         step = torch.zeros(10, dtype=torch.float64)
@@ -159,7 +159,7 @@ def test_the_jacobian_by_finite_differences(bags):
 def test_a_step_that_does_not_help_falls_back_to_sweeps(bags):
     problem = problem_of(bags, some_inducing(bags, 10), 0.5)
     w = inference.weights(problem, inference.label_signs(problem))
-    F, _ = inference.fixed_point(problem, w)
+    F, *_ = inference.fixed_point(problem, w)
     wrong = -1e3 * problem.solve_R(F)
     found, *_ = inference._shorten(problem, w, F, wrong, 1e-10)
     assert torch.equal(found, inference._plain(problem, w))

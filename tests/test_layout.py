@@ -23,6 +23,7 @@ LAYERS = [
     "ep",
     "orthant",
     "orthant_large",
+    "coupled",
     "bag_checks",
     "bag_positions",
     "bag_tables",

@@ -6,7 +6,13 @@ from oracles_orthant import slide, slide_parts
 
 from gpmil.coupling import Banded
 from gpmil.orthant import log_orthant
-from gpmil.orthant_large import _Band, log_orthant_large, pivoted_cholesky, selected_inverse
+from gpmil.orthant_large import (
+    _Band,
+    local_solve,
+    log_orthant_large,
+    pivoted_cholesky,
+    selected_inverse,
+)
 
 PAPER = {"variance": 1.0, "length": 1.0, "mean": 0.0}
 WIDE = {"variance": 50.0, "length": 4.0, "mean": -4.0}
@@ -85,6 +91,18 @@ def test_selected_inverse():
         np.diag(precision @ want @ precision),
         rtol=1e-8,
     )
+
+
+def test_local_solve_cuts_what_has_decayed():
+    _, precision, _, _ = slide_parts(60, 8, 0.5)
+    sparse = sp.csr_array(precision)
+    band = _Band(sparse)
+    factor = band.factor(sparse)
+    for cols in (torch.arange(5), torch.arange(200, 230), torch.arange(470, 480)):
+        right = torch.from_numpy(precision[:, cols.numpy()] @ np.diag(np.linspace(1, 9, len(cols))))
+        want, got = factor.apply(right), local_solve(factor, right, cols)
+        assert (got - want).abs().max() < 1e-4 * want.abs().max()
+        assert (got == 0).any()
 
 
 def test_pivoted_cholesky_leaves_a_diagonal():

@@ -28,6 +28,7 @@ Kernel = Callable[[Tensor, Tensor], Tensor]
 
 DENSE_LIMIT = 256  # patches a bag: above it a banded solve is cheaper than a dense inverse
 BATCH_ELEMENTS = 2**22  # entries of one padded batch of Sigma (32 MiB)
+SIMILAR = 0.75  # of the largest bag in a batch: padding more would cost more than another batch
 BAND_BYTES = 600e6  # a factor larger than this goes to SuperLU
 COLUMNS = 512  # columns of Sigma formed at a time
 
@@ -51,6 +52,9 @@ class Part(Protocol):
     def congruence_diagonal(self, x: Tensor, kernel: Kernel) -> Tensor:
         """diag(Sigma K Sigma) with K = kernel(x, x) bag by bag, x (n, d); (n,)."""
 
+    def trace(self, x: Tensor, kernel: Kernel) -> Tensor:
+        """tr(Sigma K), summed over the bags."""
+
 
 class Identity:
     """Sigma = I: bags without an edge, or lambda = 0."""
@@ -73,6 +77,10 @@ class Identity:
     def congruence_diagonal(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, " n"]:
         """The kernel's own diagonal."""
         return kernel(x[:, None, :], x[:, None, :])[:, 0, 0]
+
+    def trace(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, ""]:
+        """The sum of the kernel's diagonal."""
+        return self.congruence_diagonal(x, kernel).sum()
 
 
 class Dense:
@@ -118,6 +126,11 @@ class Dense:
         padded = self.pad(x)
         return ((self.sigma @ kernel(padded, padded)) * self.sigma).sum(-1)[self.mask]
 
+    def trace(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, ""]:
+        """tr(Sigma K) = sum_ij Sigma_ij K_ij, padding left out."""
+        padded = self.pad(x)
+        return (self.sigma * kernel(padded, padded)).sum(-1)[self.mask].sum()
+
 
 class _OneBag:
     """What the two factorisations of a single large bag share."""
@@ -152,6 +165,11 @@ class _OneBag:
             ]
             out[cols] = torch.stack(quadratic).sum(0)
         return out
+
+    def trace(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, ""]:
+        """tr(Sigma K), some columns at a time."""
+        pieces = [(s * kernel(x, x[cols])).sum() for cols, s in self.columns()]
+        return torch.stack(pieces).sum()
 
 
 class Banded(_OneBag):
@@ -371,9 +389,12 @@ def _batches(bags: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
     bags = bags[np.argsort(sizes[bags], kind="stable")[::-1]]
     start = 0
     while start < len(bags):
-        count = max(1, int(BATCH_ELEMENTS // sizes[bags[start]] ** 2))
-        yield np.sort(bags[start : start + count])
-        start += count
+        largest = sizes[bags[start]]
+        count = max(1, int(BATCH_ELEMENTS // largest**2))
+        similar = start + int((sizes[bags[start:]] >= SIMILAR * largest).sum())
+        stop = min(start + count, similar)
+        yield np.sort(bags[start:stop])
+        start = stop
 
 
 def _dense(
@@ -423,10 +444,10 @@ def _large(
     if 16 * len(rows) * width > BAND_BYTES:
         return Factored(bag, torch.from_numpy(rows).to(device), p.tocsc())
     ordered = torch.from_numpy(rows[order]).to(device)
-    return Banded(bag, ordered, *(b.to(device) for b in _tridiagonal(banded, max(width, 32))))
+    return Banded(bag, ordered, *(b.to(device) for b in tridiagonal(banded, max(width, 32))))
 
 
-def _tridiagonal(p: sp.coo_array, size: int) -> tuple[Tensor, Tensor]:
+def tridiagonal(p: sp.coo_array, size: int) -> tuple[Tensor, Tensor]:
     """The diagonal blocks A_k and the blocks B_k below them of a matrix of bandwidth <= size."""
     count = -(-p.shape[0] // size)
     diagonal = torch.eye(size, dtype=torch.float64).repeat(count, 1, 1)

@@ -72,10 +72,12 @@ def ep(
     *,
     tol: float = TOLERANCE,
     max_iter: int = MAX_ITER,
+    start: Sites | None = None,
 ) -> EP:
     """Run EP to a relative change of the sites below `tol`, on the device of `mu`, in float64.
 
-    `mask` is False where a bag is padded; mu and cov may hold anything there.
+    `mask` is False where a bag is padded; mu and cov may hold anything there. `start` are sites
+    to begin with, those of a similar mu say; they change the way, not where it leads.
 
     >>> mu, cov = torch.tensor([[0.3, -1.0]]).double(), torch.tensor([[[1.0, 0.6], [0.6, 2.0]]])
     >>> result = ep(mu, cov.double())
@@ -83,7 +85,7 @@ def ep(
     -1.082
     """
     mu, cov, mask = padded(mu.double(), cov.double(), mask)
-    return _iterate(mu, cov, mask, tol, max_iter)
+    return _iterate(mu, cov, mask, tol, max_iter, start)
 
 
 def padded(
@@ -242,14 +244,17 @@ def _solve(
     return torch.linalg.solve_triangular(factor, x[:, :, None], upper=upper)[:, :, 0]
 
 
-def _iterate(mu: Tensor, cov: Tensor, mask: Tensor, tol: float, max_iter: int) -> EP:
+def _iterate(
+    mu: Tensor, cov: Tensor, mask: Tensor, tol: float, max_iter: int, start: Sites | None
+) -> EP:
     """Fixed point of the sites by Anderson acceleration; bags leave as they converge."""
     b, n = mu.shape
     # Sites in units of the prior variance, so that one tolerance fits all of them.
     sd = cov.diagonal(dim1=-2, dim2=-1).sqrt()
     unit = torch.cat([sd * sd, sd], dim=-1)
     # With no site at all the cavity is the prior: the first sweep costs no factorisation.
-    x = torch.cat(new_sites(Cavity(mu / sd, sd * sd), mask), dim=-1) * unit
+    first = new_sites(Cavity(mu / sd, sd * sd), mask) if start is None else start
+    x = torch.cat(first, dim=-1) * unit
     anderson = Anderson(b, 2 * n, mu)
     rows = torch.arange(b, device=mu.device)
     finished: list[tuple[Tensor, EP]] = []

@@ -7,13 +7,15 @@ With W the whitened features, H = Sigma W and R = I + W'H (sparse_gp.py), all in
     w  = R^-1 W'(E - c)              eqs. (sigma_u), (mu_u)
 
 Only H is stored: W'x = H'(P x), P = Sigma^-1 = I + lambda C sparse. One pass over H, a chunk of
-bags at a time, gives E and everything summed from it.
+bags at a time, gives E and everything summed from it. E takes either the patches of a bag as
+independent (the paper; truncated.py) or as they are coupled (coupled.py).
 """
 
+import functools
 import itertools
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,8 +27,9 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from gpmil import coupling
+from gpmil.coupled import CoupledMoments
 from gpmil.sparse_gp import SparseGP
-from gpmil.truncated import Moments, moments
+from gpmil.truncated import moments
 
 logger = logging.getLogger("gpmil")
 CHUNK_ROWS = 8192  # rows of H in float64 at a time
@@ -44,10 +47,7 @@ class Chunk:
     positive: Tensor  # (b,) bool
     precision: Tensor | None  # P as sparse CSR; None where lambda = 0
     rows: slice
-
-    def moments(self, mu: Float[Tensor, " n"]) -> Moments:
-        """q(m) of these bags at mu."""
-        return moments(mu, self.sigma, self.positive, self.offsets)
+    coupled: CoupledMoments | None  # None: independent patches
 
     def unsmooth(self, x: Tensor) -> Tensor:
         """P x."""
@@ -56,6 +56,48 @@ class Chunk:
     def per_bag(self, x: Float[Tensor, "n M"]) -> Float[Tensor, "b M"]:
         """Sum over the instances of each bag."""
         return torch.segment_reduce(x, "sum", offsets=self.offsets, axis=0, initial=0.0)
+
+    def pull(self, w: Float[Tensor, " M"], c: float) -> tuple[float, Float[Tensor, " M"]]:
+        """sum_b log Z_b and W'(E - c) at mu = c + H w."""
+        H = self.H.double()
+        mu = c + H @ w
+        if self.coupled is not None:
+            E, log_z = self.coupled.expectations(mu)
+            return log_z, H.mT @ self.unsmooth(E - c)
+        m = moments(mu, self.sigma, self.positive, self.offsets)
+        return float(m.log_z.sum()), H.mT @ self.unsmooth(m.mean - c)
+
+    def fixed_point(
+        self, w: Float[Tensor, " M"], c: float
+    ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
+        """sum_b log Z_b, W'(E - c) and W'D H, D = dE/dmu."""
+        H = self.H.double()
+        W = self.unsmooth(H)
+        mu = c + H @ w
+        if self.coupled is not None:
+            E, log_z = self.coupled.expectations(mu)
+            return log_z, W.mT @ (E - c), self.coupled.slope(W, H)
+        m = moments(mu, self.sigma, self.positive, self.offsets)
+        # W'D H = W' diag(slope) H - sum_b (W_b' left_b)(H_b' right_b)'
+        slope = W.mT @ (m.slope[:, None] * H)
+        slope -= self.per_bag(m.left[:, None] * W).mT @ self.per_bag(m.right[:, None] * H)
+        return float(m.log_z.sum()), W.mT @ (m.mean - c), slope
+
+    def bound(
+        self, w: Float[Tensor, " M"], c: float
+    ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
+        """sum_b log Z_b, its gradient in w, and minus its Hessian."""
+        H = self.H.double()
+        if self.coupled is not None:
+            # gradient of log Z_b in mu: P (E - mu), so that H'P (E - mu) = W'(E - c) - W'H w
+            log_z, pulled, slope = self.fixed_point(w, c)
+            WH = self.unsmooth(H).mT @ H
+            return log_z, pulled - WH @ w, WH - slope
+        m = moments(c + H @ w, self.sigma, self.positive, self.offsets)
+        # -d2 log Z_b / dw2 = -H_b' diag(curvature) H_b + (H_b' pull)(H_b' pull)'
+        curvature = -(H.mT @ (m.curvature[:, None] * H))
+        pulled = self.per_bag(m.pull[:, None] * H)
+        return float(m.log_z.sum()), H.mT @ m.gamma, curvature + pulled.mT @ pulled
 
 
 @dataclass(frozen=True)
@@ -67,6 +109,7 @@ class Problem:
     chol_R: Float[Tensor, "M M"]
     c: float
     n_instances: int
+    constant: float  # of the collapsed bound
 
     def solve_R(self, x: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
         """R^-1 x."""
@@ -74,12 +117,13 @@ class Problem:
 
 
 class Solution(NamedTuple):
-    """w, and how it was reached."""
+    """w, and how it was reached; `trace` is the collapsed bound at each step, less a constant."""
 
     w: Float[Tensor, " M"]
     n_iter: int
     converged: bool
     residual: float
+    trace: list[float]
 
 
 def prepare(
@@ -91,26 +135,42 @@ def prepare(
     strength: float,
     c: float,
     dtype: torch.dtype = torch.float64,
+    coupled: bool = False,
 ) -> Problem:
     """Compute H, sigma and R, part by part of the coupling; `inputs(rows)` gives kernel inputs.
 
-    H is stored in `dtype`; factorisations and sums are float64 always.
+    H is stored in `dtype`; factorisations and sums are float64 always. `coupled`: the truncated
+    moments keep the correlation of neighbours.
     """
     device = gp.L.device
     N, M = int(offsets[-1]), len(gp.L)
     H = torch.empty(N, M, dtype=dtype, device=device)
     sigma = torch.empty(N, dtype=torch.float64, device=device)
     R = torch.eye(M, dtype=torch.float64, device=device)
+    trace = 0.0
     for part in coupling.parts(adjacency, offsets, strength, device):
-        W = gp.whiten(inputs(part.rows.cpu().numpy()))
+        x = inputs(part.rows.cpu().numpy())
+        W = gp.whiten(x)
         smoothed = part.apply(W)
         # R = I + W' Sigma W
         R += W.mT @ smoothed
         H[part.rows] = smoothed.to(dtype)
         sigma[part.rows] = part.diagonal().sqrt()
+        trace += float(part.trace(x, gp.kernel))
     R = (R + R.mT) / 2
-    chunks = _chunks(H, sigma, adjacency, offsets, positive, strength)
-    return Problem(chunks, R, torch.linalg.cholesky(R), c, N)
+    chunks = _chunks(H, sigma, adjacency, offsets, positive, strength, coupled)
+    chol_R = torch.linalg.cholesky(R)
+    return Problem(chunks, R, chol_R, c, N, _constant(R, chol_R, trace))
+
+
+def _constant(R: Tensor, chol_R: Tensor, trace: float) -> float:
+    """The part of the evidence bound that w does not enter.
+
+    -sum_b tr(Sigma_b V_b)/2 - (tr R^-1 - M + log|R|)/2 with V_b = K_bb - W_b W_b' + W_b R^-1 W_b'
+    and sum_b W_b' Sigma_b W_b = R - I, so that the traces of R^-1 cancel.
+    """
+    spread = trace - float(R.trace() - len(R)) + len(R)
+    return -(spread - len(R) + 2 * float(chol_R.diagonal().log().sum())) / 2
 
 
 def _chunks(
@@ -120,6 +180,7 @@ def _chunks(
     offsets: np.ndarray,
     positive: np.ndarray,
     strength: float,
+    coupled: bool,
 ) -> list[Chunk]:
     """Whole bags, about CHUNK_ROWS rows together, in the order of the cohort."""
     group = offsets[:-1] // CHUNK_ROWS
@@ -128,15 +189,20 @@ def _chunks(
     for first, last in itertools.pairwise(starts):
         rows = slice(int(offsets[first]), int(offsets[last]))
         local = sp.csr_array(adjacency[rows, rows])
-        coupled = strength > 0 and local.nnz > 0
+        edges = strength > 0 and local.nnz > 0
+        starts_here = offsets[first : last + 1] - offsets[first]
+        labels = positive[first:last]
         chunks.append(
             Chunk(
                 H[rows],
                 sigma[rows],
-                torch.from_numpy(offsets[first : last + 1] - offsets[first]).to(H.device),
-                torch.from_numpy(positive[first:last]).to(H.device),
-                coupling.precision_matrix(local, strength, H.device) if coupled else None,
+                torch.from_numpy(starts_here).to(H.device),
+                torch.from_numpy(labels).to(H.device),
+                coupling.precision_matrix(local, strength, H.device) if edges else None,
                 rows,
+                CoupledMoments(local, starts_here, labels, strength, H.device)
+                if coupled and edges
+                else None,
             )
         )
     return chunks
@@ -145,35 +211,40 @@ def _chunks(
 # --- The paper: Algorithm 1 -------------------------------------------------------------------
 
 
-def sweeps(problem: Problem, expectation: Float[Tensor, " N"], max_iter: int, tol: float):
+def sweeps(
+    problem: Problem, expectation: Float[Tensor, " N"], max_iter: int, tol: float
+) -> Solution:
     """Exactly `max_iter` sweeps from a given E[m] (Algorithm 1 of the paper)."""
-    w = weights(problem, expectation)
+    w, trace = weights(problem, expectation), []
     for _ in range(max_iter - 1):
         # E at mu = c + H w, then w = R^-1 W'(E - c)
-        w = problem.solve_R(pull(problem, w))
-    F = pull(problem, w) - problem.R @ w
-    residual = relative(F, problem.R @ w)
+        log_z, pulled = pull(problem, w)
+        trace.append(log_z - float(w @ w) / 2)
+        w = problem.solve_R(pulled)
+    log_z, pulled = pull(problem, w)
+    trace.append(log_z - float(w @ w) / 2)
+    residual = relative(pulled - problem.R @ w, problem.R @ w)
     logger.info("%d sweeps; residual of the fixed point %.1e", max_iter, residual)
-    return Solution(w, max_iter, residual < tol, residual)
+    return Solution(w, max_iter, residual < tol, residual, trace)
 
 
 def weights(problem: Problem, expectation: Float[Tensor, " N"]) -> Float[Tensor, " M"]:
     """w = R^-1 W'(E - c) for a given E[m] (eq. mu_u)."""
-    total = torch.zeros(len(problem.R), dtype=torch.float64, device=problem.R.device)
+    total = torch.zeros_like(problem.R[0])
     for chunk in problem.chunks:
         centred = expectation[chunk.rows] - problem.c
         total += chunk.H.double().mT @ chunk.unsmooth(centred)
     return problem.solve_R(total)
 
 
-def pull(problem: Problem, w: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
-    """W'(E(w) - c)."""
-    total = torch.zeros_like(w)
-    for chunk in problem.chunks:
-        H = chunk.H.double()
-        m = chunk.moments(problem.c + H @ w)
-        total += H.mT @ chunk.unsmooth(m.mean - problem.c)
-    return total
+def pull(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float, Float[Tensor, " M"]]:
+    """sum_b log Z_b and W'(E - c) at w."""
+    found = [chunk.pull(w, problem.c) for chunk in problem.chunks]
+    return sum(f[0] for f in found), _total(f[1] for f in found)
+
+
+def _total(pieces: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, pieces)
 
 
 # --- The paper's fixed point, converged -------------------------------------------------------
@@ -195,17 +266,18 @@ def newton(
     if expectation is None:
         expectation = label_signs(problem)
     w = _plain(problem, weights(problem, expectation))
-    F, slope = fixed_point(problem, w)
-    residual = relative(F, problem.R @ w)
+    F, slope, value = fixed_point(problem, w)
+    residual, trace = relative(F, problem.R @ w), [value]
     for step in range(1, max_iter + 1):
         last = residual < tol
         delta = _toward(problem.R - slope, F)
-        w, F, slope = _shorten(problem, w, F, delta, accept_below=tol)
+        w, F, slope, value = _shorten(problem, w, F, delta, accept_below=tol)
         residual = relative(F, problem.R @ w)
+        trace.append(value)
         logger.debug("newton step %d: residual %.2e", step, residual)
         if last and residual < tol:
-            return Solution(w, step, True, residual)
-    return _finish(w, max_iter, residual, tol)
+            return Solution(w, step, True, residual, trace)
+    return _finish(w, max_iter, residual, tol, trace)
 
 
 def label_signs(problem: Problem) -> Float[Tensor, " N"]:
@@ -219,18 +291,11 @@ def label_signs(problem: Problem) -> Float[Tensor, " N"]:
 
 def fixed_point(
     problem: Problem, w: Float[Tensor, " M"]
-) -> tuple[Float[Tensor, " M"], Float[Tensor, "M M"]]:
-    """F(w) and W'D H, D = dE/dmu (diagonal plus one rank a positive bag)."""
-    F, slope = -problem.R @ w, torch.zeros_like(problem.R)
-    for chunk in problem.chunks:
-        H = chunk.H.double()
-        W = chunk.unsmooth(H)
-        m = chunk.moments(problem.c + H @ w)
-        F += W.mT @ (m.mean - problem.c)
-        # W'D H = W' diag(slope) H - sum_b (W_b' left_b)(H_b' right_b)'
-        slope += W.mT @ (m.slope[:, None] * H)
-        slope -= chunk.per_bag(m.left[:, None] * W).mT @ chunk.per_bag(m.right[:, None] * H)
-    return F, slope
+) -> tuple[Float[Tensor, " M"], Float[Tensor, "M M"], float]:
+    """F(w), W'D H with D = dE/dmu, and the collapsed bound less its constant."""
+    found = [chunk.fixed_point(w, problem.c) for chunk in problem.chunks]
+    F = _total(f[1] for f in found) - problem.R @ w
+    return F, _total(f[2] for f in found), sum(f[0] for f in found) - float(w @ w) / 2
 
 
 def _toward(jacobian: Tensor, F: Tensor) -> Tensor:
@@ -248,7 +313,7 @@ def _toward(jacobian: Tensor, F: Tensor) -> Tensor:
 
 def _shorten(
     problem: Problem, w: Tensor, F: Tensor, delta: Tensor, accept_below: float
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, float]:
     """The longest of delta, delta/2, ... that is progress.
 
     Progress is a smaller |R^-1 F| (the length of a sweep), or F still not pointing back along
@@ -258,11 +323,11 @@ def _shorten(
     merit, length = problem.solve_R(F).norm(), 1.0
     while length >= SHORTEST and torch.isfinite(delta).all():
         trial = w + length * delta
-        F_trial, slope = fixed_point(problem, trial)
+        F_trial, slope, value = fixed_point(problem, trial)
         lower = problem.solve_R(F_trial).norm() < (1 - 1e-4 * length) * merit
         forward = F_trial @ delta > 0
         if lower or forward or relative(F_trial, problem.R @ trial) < accept_below:
-            return trial, F_trial, slope
+            return trial, F_trial, slope, value
         length /= 2
     w = _plain(problem, w)
     return w, *fixed_point(problem, w)
@@ -270,7 +335,7 @@ def _shorten(
 
 def _plain(problem: Problem, w: Tensor) -> Tensor:
     for _ in range(WARM_SWEEPS):
-        w = problem.solve_R(pull(problem, w))
+        w = problem.solve_R(pull(problem, w)[1])
     return w
 
 
@@ -281,34 +346,27 @@ def direct(problem: Problem, max_iter: int, tol: float) -> Solution:
     """Maximise L(w) = sum_b log Z_b(c + H_b w) - w'w / 2 by Newton with a line search."""
     w = torch.zeros_like(problem.R[0])
     value, gradient, curvature = collapsed_bound(problem, w)
-    residual = float("inf")
+    residual, trace = float("inf"), [value]
     for step in range(1, max_iter + 1):
         last = residual < tol  # one more step below tol, as in `newton`
         delta = _ascent(curvature, gradient)
         w, value, gradient, curvature = _climb(problem, w, value, gradient, delta)
         residual = relative(gradient, w)
+        trace.append(value)
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
         if last and residual < tol:
-            return Solution(w, step, True, residual)
-    return _finish(w, max_iter, residual, tol)
+            return Solution(w, step, True, residual, trace)
+    return _finish(w, max_iter, residual, tol, trace)
 
 
 def collapsed_bound(
     problem: Problem, w: Float[Tensor, " M"]
 ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
     """L(w), its gradient H'gamma - w, and the Hessian of -L."""
-    value = -0.5 * float(w @ w)
-    gradient, curvature = -w, torch.eye(len(w), dtype=w.dtype, device=w.device)
-    for chunk in problem.chunks:
-        H = chunk.H.double()
-        m = chunk.moments(problem.c + H @ w)
-        value += float(m.log_z.sum())
-        gradient = gradient + H.mT @ m.gamma
-        # -d2 log Z_b / dw2 = -H_b' diag(curvature) H_b + (H_b' pull)(H_b' pull)'
-        curvature -= H.mT @ (m.curvature[:, None] * H)
-        pulled = chunk.per_bag(m.pull[:, None] * H)
-        curvature += pulled.mT @ pulled
-    return value, gradient, curvature
+    found = [chunk.bound(w, problem.c) for chunk in problem.chunks]
+    value = sum(f[0] for f in found) - float(w @ w) / 2
+    eye = torch.eye(len(w), dtype=w.dtype, device=w.device)
+    return value, _total(f[1] for f in found) - w, eye + _total(f[2] for f in found)
 
 
 def _ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
@@ -340,7 +398,7 @@ def relative(F: Tensor, scale: Tensor) -> float:
     return float(F.norm() / scale.norm().clamp(min=torch.finfo(torch.float64).tiny))
 
 
-def _finish(w: Tensor, max_iter: int, residual: float, tol: float) -> Solution:
+def _finish(w: Tensor, max_iter: int, residual: float, tol: float, trace: list[float]) -> Solution:
     if residual >= tol:
         warnings.warn(
             f"No convergence in {max_iter} steps: relative residual {residual:.1e}, tol {tol:.1e}. "
@@ -349,4 +407,4 @@ def _finish(w: Tensor, max_iter: int, residual: float, tol: float) -> Solution:
             ConvergenceWarning,
             stacklevel=4,
         )
-    return Solution(w, max_iter, residual < tol, residual)
+    return Solution(w, max_iter, residual < tol, residual, trace)

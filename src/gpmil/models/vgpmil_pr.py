@@ -50,6 +50,7 @@ ARRAYS = (
     "feature_mean_",
     "feature_scale_",
     "feature_components_",
+    "elbo_trace_",
     "classes_",
 )
 NUMBERS = (
@@ -84,8 +85,9 @@ class VGPMILPR(BagClassifier):
     solver : "direct", "newton" or "sweeps"
         Maximum of the collapsed bound; the paper's fixed point, converged; the paper's
         Algorithm 1, exactly `max_iter` sweeps.
-    moments : "diagonal"
-        Truncated moments of the patch variables: the paper's independent patches.
+    moments : "diagonal" or "coupled"
+        Truncated moments of the patch variables: the paper's independent patches, or all the
+        correlation of neighbours, by expectation propagation.
     max_iter, tol : int, float
         Most steps of the solver; relative residual at which it has converged.
     random_state : int, Generator or None
@@ -177,6 +179,7 @@ class VGPMILPR(BagClassifier):
             self.coupling_,
             self.mean_,
             DTYPES[self.dtype],
+            coupled=self.moments == "coupled",
         )
         solution = self._solve(problem)
         q = Posterior.build(solution.w, problem.R)
@@ -184,7 +187,8 @@ class VGPMILPR(BagClassifier):
         self.whitened_precision_ = q.R.cpu().numpy()
         self.posterior_mean_ = q.mean_u(gp).cpu().numpy()
         self.posterior_covariance_ = q.covariance_u(gp).cpu().numpy()
-        self.n_iter_, self.converged_, self.residual_ = solution[1:]
+        self.n_iter_, self.converged_, self.residual_, trace = solution[1:]
+        self.elbo_trace_ = np.array(trace) + problem.constant
         self.loo_log_likelihood_ = None
 
     @staticmethod
@@ -239,10 +243,8 @@ class VGPMILPR(BagClassifier):
         for name in ("variance", "lengthscale", "mean", "coupling"):
             if isinstance(getattr(self, name, None), str) and getattr(self, name) == "auto":
                 raise NotImplementedError(f"{name}='auto' is not available yet: give a number.")
-        if self.moments == "coupled":
-            raise NotImplementedError("moments='coupled' is not available yet: use 'diagonal'.")
         _generator(self.random_state)
-        _one_of("moments", self.moments, ("diagonal",))
+        _one_of("moments", self.moments, ("diagonal", "coupled"))
         _one_of("solver", self.solver, SOLVERS)
         _one_of("dtype", self.dtype, tuple(DTYPES))
         if isinstance(self.inducing, str):
