@@ -32,6 +32,7 @@ LAYERS = [
     "inducing",
     "sparse_gp",
     "inference",
+    "evidence",
     "tuning",
     "persistence",
     "models",

@@ -215,7 +215,8 @@ def corrections(
     plus a share of c3 taken likewise. Both were set on slides of 10 to 600 patches with real
     features, coupling 0 to 10, two settings of the kernel, means shifted by -2 to 12, and on
     random covariances: the error (against the tilted sampler) stayed below the estimate in six
-    bags of seven, and below twice the estimate plus 0.002 in all 670.
+    bags of seven, and below twice the estimate plus 0.002 in all 670; so it did in 200 bags of a
+    data set that had no part in this. Where sum_i P(m_i > 0) < 0.001 the estimate means nothing.
     """
     k3, k4 = (torch.where(mask, k, 0.0) for k in cumulants(cavity.t))
     scale = v.diagonal(dim1=-2, dim2=-1).rsqrt()

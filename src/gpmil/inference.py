@@ -83,6 +83,13 @@ class Chunk:
         slope -= self.per_bag(m.left[:, None] * W).mT @ self.per_bag(m.right[:, None] * H)
         return float(m.log_z.sum()), W.mT @ (m.mean - c), slope
 
+    def gamma(self, w: Float[Tensor, " M"], c: float) -> Float[Tensor, " n"]:
+        """d log Z_b / d mu at mu = c + H w."""
+        mu = c + self.H.double() @ w
+        if self.coupled is not None:
+            return self.unsmooth(self.coupled.expectations(mu)[0] - mu)  # P (E - mu)
+        return moments(mu, self.sigma, self.positive, self.offsets).gamma
+
     def bound(
         self, w: Float[Tensor, " M"], c: float
     ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
@@ -342,9 +349,11 @@ def _plain(problem: Problem, w: Tensor) -> Tensor:
 # --- The collapsed bound, maximised directly --------------------------------------------------
 
 
-def direct(problem: Problem, max_iter: int, tol: float) -> Solution:
+def direct(
+    problem: Problem, max_iter: int, tol: float, start: Float[Tensor, " M"] | None = None
+) -> Solution:
     """Maximise L(w) = sum_b log Z_b(c + H_b w) - w'w / 2 by Newton with a line search."""
-    w = torch.zeros_like(problem.R[0])
+    w = torch.zeros_like(problem.R[0]) if start is None else start
     value, gradient, curvature = collapsed_bound(problem, w)
     residual, trace = float("inf"), [value]
     for step in range(1, max_iter + 1):

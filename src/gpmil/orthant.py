@@ -71,7 +71,8 @@ def log_orthant(
     """log P(all m < 0), m ~ N(mu, cov), for b bags padded to n coordinates (mask: not padding).
 
     Deterministic: `seed` fixes the draws of the right tail. Works on the device of `mu`, in
-    float64. Bags of similar size belong in one call; what a bag gets does not depend on the others.
+    float64. Bags of similar size belong in one call; what a bag gets depends on no other bag, but
+    for rounding.
 
     >>> mu, cov = torch.tensor([[0.3, -1.0]]).double(), torch.tensor([[[1.0, 0.6], [0.6, 2.0]]])
     >>> log_orthant(mu, cov.double()).log_p

@@ -225,10 +225,7 @@ def selected_inverse(
 def local_solve(
     banded: Banded, right: Float[Tensor, "n k"], columns: Int[Tensor, " k"]
 ) -> Float[Tensor, "n k"]:
-    """Q^-1 right for columns of a banded matrix, cut where it has decayed to CUT of its largest.
-
-    Besides saving work far away this keeps out denormal numbers, which are very slow.
-    """
+    """Q^-1 right for columns of a banded matrix, cut where it has decayed to CUT of its largest."""
     inverse, below, size = banded.inverse, banded.below, banded.size
     z = right.new_zeros(len(inverse), size, right.shape[1])
     z.view(-1, right.shape[1])[: len(right)] = right
@@ -239,7 +236,7 @@ def local_solve(
     z[start] = inverse[start] @ z[start]
     top, end = z[start].abs().amax(0), start
     for k in range(start + 1, len(inverse)):
-        z[k] = inverse[k] @ (z[k] - below[k - 1] @ z[k - 1])
+        z[k] = _flushed(inverse[k] @ (z[k] - below[k - 1] @ z[k - 1]))
         size_k, end = z[k].abs().amax(0), k
         top = torch.maximum(top, size_k)
         if k > stop and bool((size_k <= CUT * top).all()):
@@ -248,12 +245,21 @@ def local_solve(
     z[end] = inverse[end].mT @ z[end]
     top = z[end].abs().amax(0)
     for k in range(end - 1, -1, -1):
-        z[k] = inverse[k].mT @ (z[k] - below[k].mT @ z[k + 1])
+        z[k] = _flushed(inverse[k].mT @ (z[k] - below[k].mT @ z[k + 1]))
         size_k = z[k].abs().amax(0)
         top = torch.maximum(top, size_k)
         if k < start and bool((size_k <= CUT * top).all()):
             break
     return z.view(-1, right.shape[1])[: len(right)]
+
+
+def _flushed(x: Tensor) -> Tensor:
+    """Zero for what would lead to denormal numbers, on which processors are very slow."""
+    return torch.nn.functional.hardshrink(x, 1e-18)
+
+
+def _single(x: Tensor) -> Tensor:
+    return _flushed(x).float()
 
 
 def pivoted_cholesky(
@@ -324,7 +330,7 @@ def _corrections(
     tau = sites.tau[0, order]
     step = problem.step(torch.zeros_like(tau), Sites(tau[None], 0 * tau[None]))
     banded, g = step.banded, step.g.float()
-    banded.inverse, banded.below = banded.inverse.float(), banded.below.float()
+    banded.inverse, banded.below = (_single(a) for a in (banded.inverse, banded.below))
     k3, k4 = (k[0, order].float() for k in cumulants(cavities(gauss, sites).t))
     scale = gauss.var[0, order].rsqrt().float() / tau.float()
     p = problem.p.astype(np.float32)

@@ -37,23 +37,21 @@ class Kernel:
     def __init__(
         self,
         kernel: str | gpytorch.kernels.Kernel,
-        variance: float,
-        lengthscale: float,
+        variance: float | Tensor,
+        lengthscale: float | Tensor,
         device: str | torch.device = "cpu",
     ):
         named = isinstance(kernel, str)
         self.variance = variance if named else 1.0
         self.lengthscale = lengthscale if named else 1.0
         self.jitter = JITTER * variance if named else None
-        self.unit = unit_kernel(kernel).to(device)
+        self.unit = unit_kernel(kernel).to(device).requires_grad_(False)
 
     def __call__(
         self, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
     ) -> Float[Tensor, "*b n m"]:
         """The matrix of covariances between the rows of x and of z."""
-        with torch.no_grad():
-            k = self.unit(x / self.lengthscale, z / self.lengthscale).to_dense()
-        return self.variance * k
+        return self.variance * self.unit(x / self.lengthscale, z / self.lengthscale).to_dense()
 
 
 def unit_kernel(kernel: str | gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
@@ -85,9 +83,9 @@ class SparseGP:
     def build(cls, kernel: Kernel, inducing: Float[Tensor, "M d"]) -> "SparseGP":
         """Factor Kzz + 1e-6 variance I (a kernel object: 1e-6 of its mean diagonal)."""
         Kzz = kernel(inducing, inducing)
-        mean_diagonal = float(Kzz.diagonal().mean())
-        Kzz.diagonal().add_(JITTER * mean_diagonal if kernel.jitter is None else kernel.jitter)
-        return cls(kernel, inducing, psd_safe_cholesky(Kzz))
+        jitter = JITTER * Kzz.diagonal().mean() if kernel.jitter is None else kernel.jitter
+        eye = torch.eye(len(Kzz), dtype=Kzz.dtype, device=Kzz.device)
+        return cls(kernel, inducing, psd_safe_cholesky(Kzz + jitter * eye))
 
     def whiten(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
         """W = Kxz L^-T."""
