@@ -409,10 +409,12 @@ def _dense(
     p = sparse_precision(_block_rows(adjacency, offsets, bags, rows), strength).tocoo()
     batch = np.repeat(np.arange(len(bags)), sizes)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    blocks = torch.eye(int(sizes.max()), dtype=torch.float64).repeat(len(bags), 1, 1)
-    blocks[batch[p.row], within[p.row], within[p.col]] = torch.from_numpy(p.data)
+    blocks = torch.eye(int(sizes.max()), dtype=torch.float64, device=device)
+    blocks = blocks.repeat(len(bags), 1, 1)
+    where = (torch.from_numpy(i).to(device) for i in (batch[p.row], within[p.row], within[p.col]))
+    blocks[tuple(where)] = torch.from_numpy(p.data).to(device)
     mask = torch.from_numpy(np.arange(sizes.max()) < sizes[:, None])
-    return Dense(bags, torch.from_numpy(rows).to(device), mask.to(device), blocks.to(device))
+    return Dense(bags, torch.from_numpy(rows).to(device), mask.to(device), blocks)
 
 
 def _block_rows(
