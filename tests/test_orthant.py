@@ -220,11 +220,11 @@ def test_gradient_of_plain_ep_in_the_mean():
     ("coupling", "bar"), [(0.0, 0.005), (0.5, 0.01), (1.0, 0.01), (10.0, 0.05)]
 )
 @pytest.mark.parametrize("setting", [PAPER, WIDE], ids=["paper", "wide"])
-@pytest.mark.parametrize("shape", [(2, 5), (10, 12)])
+@pytest.mark.parametrize("shape", [(2, 5), (10, 19)])
 def test_engine_agrees_with_the_tilted_sampler(coupling, bar, setting, shape):
     mu, cov = slide(*shape, coupling, **setting, seed=3)
     result = log_orthant(*batch(mu, cov))
-    reference, error = tilted(*tensors(mu, cov), n_points=1024)
+    reference, error = tilted(*tensors(mu, cov), n_points=4096)
     off = abs(float(result.log_p) - reference)
     assert off <= bar + 3 * error
     assert off <= max(0.01, 2 * float(result.error)) + 3 * error
@@ -244,7 +244,7 @@ def test_tilted_agrees_with_genz_and_scipy():
 def test_error_estimate_covers_random_bags():
     rng = np.random.default_rng(0)
     exceeded = []
-    for seed in range(40):
+    for seed in range(200):
         coupling, setting = rng.choice([0, 0.5, 1, 5, 10]), (PAPER, WIDE)[seed % 2]
         mu, cov = slide(int(rng.integers(1, 6)), int(rng.integers(3, 12)), coupling, seed=seed,
                         **setting)  # fmt: skip
@@ -404,7 +404,7 @@ def test_resampling_keeps_the_estimate_right(monkeypatch):
 def test_standard_error_of_the_tilted_sampler_is_honest():
     mu, cov = slide(3, 5, 5.0, seed=4)
     reference, _ = tilted(*tensors(mu, cov), n_points=8192, seed=12345)
-    runs = np.array([tilted(*tensors(mu, cov), n_points=64, seed=s) for s in range(100)])
+    runs = np.array([tilted(*tensors(mu, cov), n_points=64, seed=s) for s in range(200)])
     assert np.mean(np.abs(runs[:, 0] - reference) < 3 * runs[:, 1]) >= 0.95
 
 
