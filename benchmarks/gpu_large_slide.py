@@ -39,9 +39,7 @@ def main():
     with torch.no_grad():
         (part,) = coupling.dense_parts(slide.adjacency, slide.offsets, np.array([0]), 1.0, device)
         inputs = model._inputs(slide.features, device)
-        mean, cov = joint(
-            model._gp(device), model._posterior(device), part.sigma, part.pad(inputs), model.mean_
-        )
+        mean, cov = joint(model._predictor(device), part.sigma, part.pad(inputs))
         for _ in range(2):
             torch.cuda.synchronize()
             start = time.perf_counter()

@@ -6,7 +6,7 @@ from oracles import JITTER, coupling_matrix, kernel, relative_error
 from synthetic import small_cohort
 
 from gpmil.coupling import Coupling, parts
-from gpmil.sparse_gp import Kernel, Posterior, SparseGP, joint, marginal
+from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, marginal
 
 NAMES = ["rbf", "matern32", "matern52", "linear"]
 
@@ -79,9 +79,10 @@ def test_marginal_is_the_diagonal_of_joint_and_both_equal_the_paper(strength):
     z = draw(8, 4, seed=7)
     gp = SparseGP.build(Kernel("rbf", 1.7, 2.2), torch.from_numpy(z))
     q, c = some_posterior(8), -0.6
+    predictor = Predictor.build(gp, q, c)
     mean, variance = np.empty(bags.n_instances), np.empty(bags.n_instances)
     for part in parts(bags.adjacency, bags.offsets, strength):
-        found = marginal(gp, q, part, x[part.rows], c)
+        found = marginal(predictor, part, x[part.rows])
         rows = part.rows.numpy()
         mean[rows], variance[rows] = (f.numpy() for f in found)
 
@@ -96,7 +97,7 @@ def test_marginal_is_the_diagonal_of_joint_and_both_equal_the_paper(strength):
         expected_mean, expected = S @ (c + A @ mu_u), S + S @ cov_f @ S
         eye = torch.eye(len(xb), dtype=torch.float64)
         sigma = Coupling(bag.adjacency, bag.offsets, strength).apply(eye)[None]
-        jm, jc = (out[0] for out in joint(gp, q, sigma, x[rows][None], c))
+        jm, jc = (out[0] for out in joint(predictor, sigma, x[rows][None]))
         assert relative_error(jm, expected_mean) < 1e-10
         assert relative_error(jc, expected) < 1e-10
         assert relative_error(mean[rows], expected_mean) < 1e-10

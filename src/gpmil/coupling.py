@@ -27,7 +27,8 @@ from torch import Tensor
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
 DENSE_LIMIT = 256  # patches a bag: above it a banded solve is cheaper than a dense inverse
-BATCH_ELEMENTS = 2**22  # entries of one padded batch of Sigma (32 MiB)
+BATCH_ELEMENTS = 2**18  # entries of one padded batch of Sigma on a CPU: some caches full
+GPU_BATCH_ELEMENTS = 2**24  # and on a GPU, which wants more to do at a time
 SIMILAR = 0.75  # of the largest bag in a batch: padding more would cost more than another batch
 BAND_BYTES = 600e6  # a factor larger than this goes to SuperLU
 COLUMNS = 512  # columns of Sigma formed at a time
@@ -342,7 +343,7 @@ def parts(
     for bags in _runs(np.flatnonzero(~coupled), sizes, max_rows):
         yield Identity(bags, torch.from_numpy(instance_rows(offsets, bags)).to(device))
     small = coupled & (sizes <= DENSE_LIMIT)
-    for bags in _batches(np.flatnonzero(small), sizes):
+    for bags in _batches(np.flatnonzero(small), sizes, device):
         yield _dense(adjacency, offsets, bags, strength, device)
     for bag in np.flatnonzero(coupled & ~small):
         yield _large(adjacency, offsets, int(bag), strength, device)
@@ -356,7 +357,7 @@ def dense_parts(
     device: str | torch.device = "cpu",
 ) -> Iterator[Dense]:
     """Some bags with Sigma as padded matrices, whatever their size or edges."""
-    for batch in _batches(bags, np.diff(offsets)):
+    for batch in _batches(bags, np.diff(offsets), device):
         yield _dense(adjacency, offsets, batch, strength, device)
 
 
@@ -384,13 +385,17 @@ def _runs(bags: np.ndarray, sizes: np.ndarray, max_rows: int) -> Iterator[np.nda
         yield from np.split(bags, np.flatnonzero(np.diff(group)) + 1)
 
 
-def _batches(bags: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
-    """Bags of similar size, as many as fit a padded batch of BATCH_ELEMENTS."""
+def _batches(
+    bags: np.ndarray, sizes: np.ndarray, device: str | torch.device
+) -> Iterator[np.ndarray]:
+    """Bags of similar size, as many as fit a padded batch."""
+    on_gpu = torch.device(device).type == "cuda"
+    elements = GPU_BATCH_ELEMENTS if on_gpu else BATCH_ELEMENTS
     bags = bags[np.argsort(sizes[bags], kind="stable")[::-1]]
     start = 0
     while start < len(bags):
         largest = sizes[bags[start]]
-        count = max(1, int(BATCH_ELEMENTS // largest**2))
+        count = max(1, int(elements // largest**2))
         similar = start + int((sizes[bags[start:]] >= SIMILAR * largest).sum())
         stop = min(start + count, similar)
         yield np.sort(bags[start:stop])

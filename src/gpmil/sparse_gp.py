@@ -119,33 +119,54 @@ class Posterior:
         return torch.linalg.solve_triangular(self.chol_R, H.mT, upper=False)
 
 
+@dataclass(frozen=True)
+class Predictor:
+    """q(u) made ready for many bags: m* from the kernel between instances and inducing points.
+
+    With R = Q diag(e) Q' the covariance that the labels leave is K - W W' + W R^-1 W' = K - Y Y',
+    Y = W Q diag(1 - 1/e)^.5; W = Kxz L^-T is never formed, the triangle goes to the M x M side.
+    """
+
+    gp: SparseGP
+    c: float
+    columns: Float[Tensor, "M r1"]  # L^-T [w, Q diag(1 - 1/e)^.5]
+
+    @classmethod
+    def build(cls, gp: SparseGP, q: Posterior, c: float) -> "Predictor":
+        """Directions in which the data add nothing (e = 1) are left out."""
+        e, Q = torch.linalg.eigh(q.R)
+        kept = e > 1 + 1e-13 * e[-1]
+        root = Q[:, kept] * (1 - 1 / e[kept]).sqrt()
+        right = torch.cat([q.w[:, None], root], dim=1)
+        return cls(gp, c, torch.linalg.solve_triangular(gp.L.mT, right, upper=True))
+
+    def unsmoothed(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n r1"]:
+        """[W w, Y] before the coupling."""
+        inducing = self.gp.inducing.expand(*x.shape[:-2], *self.gp.inducing.shape)
+        return self.gp.kernel(x, inducing) @ self.columns
+
+
 def marginal(
-    gp: SparseGP, q: Posterior, part: Part, x: Float[Tensor, "n d"], c: float
+    predictor: Predictor, part: Part, x: Float[Tensor, "n d"]
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Mean and variance of every m*_i (eq. m_star), without any covariance between patches."""
-    H = part.apply(gp.whiten(x))
-    # mu_m = Sigma (c + W w) = c + H w, because Sigma 1 = 1
-    mean = c + H @ q.w
-    # diag S_m = diag(Sigma) + diag(Sigma K Sigma) - diag(H H') + diag(H R^-1 H')
+    smooth = part.apply(predictor.unsmoothed(x))
+    # diag S_m = diag(Sigma) + diag(Sigma K Sigma) - diag((Sigma Y)(Sigma Y)')
     variance = (
         part.diagonal()
-        + part.congruence_diagonal(x, gp.kernel)
-        - H.square().sum(1)
-        + q.shrink(H).square().sum(0)
+        + part.congruence_diagonal(x, predictor.gp.kernel)
+        - smooth[:, 1:].square().sum(1)
     )
-    return mean, variance.clamp(min=torch.finfo(torch.float64).tiny)
+    # mu_m = Sigma (c + W w) = c + Sigma W w, because Sigma 1 = 1
+    return predictor.c + smooth[:, 0], variance.clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def joint(
-    gp: SparseGP,
-    q: Posterior,
-    sigma: Float[Tensor, "b n n"],
-    x: Float[Tensor, "b n d"],
-    c: float,
+    predictor: Predictor, sigma: Float[Tensor, "b n n"], x: Float[Tensor, "b n d"]
 ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
     """Mean and covariance of m* in b bags (eqs. f_star, m_star), Sigma given as matrices."""
-    H = sigma @ gp.whiten(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-    root = q.shrink(H)
-    # S_m = Sigma + Sigma S Sigma',  S = K - W W' + W R^-1 W'
-    S = sigma + sigma @ gp.kernel(x, x) @ sigma - H @ H.mT + root.mT @ root
-    return c + H @ q.w, (S + S.mT) / 2
+    smooth = sigma @ predictor.unsmoothed(x)
+    Y = smooth[..., 1:]
+    # S_m = Sigma + Sigma S Sigma',  S = K - Y Y' before the coupling
+    S = sigma + sigma @ predictor.gp.kernel(x, x) @ sigma - Y @ Y.mT
+    return predictor.c + smooth[..., 0], (S + S.mT) / 2

@@ -33,7 +33,7 @@ from gpmil.models.base import (
     training_labels,
 )
 from gpmil.orthant_large import log_orthant_large
-from gpmil.sparse_gp import Kernel, Posterior, SparseGP, joint, marginal
+from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, marginal
 
 logger = logging.getLogger("gpmil")
 
@@ -322,14 +322,14 @@ class VGPMILPR(BagClassifier):
         """P(h_i = 1) of every instance with mean and deviation of m*_i (eq. pred_instance)."""
         bags = self._check_predictable(bags)
         device = resolve_device(self.device)
-        gp, q = self._gp(device), self._posterior(device)
         mean = np.empty(bags.n_instances)
         std = np.empty(bags.n_instances)
         with torch.no_grad():
+            predictor = self._predictor(device)
             for part in parts(bags.adjacency, bags.offsets, self._predict_strength(bags), device):
                 rows = part.rows.cpu().numpy()
                 x = self._inputs(bags.features[rows], device)
-                mu, variance = marginal(gp, q, part, x, self.mean_)
+                mu, variance = marginal(predictor, part, x)
                 mean[rows], std[rows] = mu.cpu().numpy(), variance.sqrt().cpu().numpy()
         # p(h_i = 1) = Phi(mu_i / sqrt(S_ii))
         return InstancePredictions(ndtr(mean / std), mean, std, bags)
@@ -342,29 +342,28 @@ class VGPMILPR(BagClassifier):
         bags = self._check_predictable(bags)
         device = resolve_device(self.device)
         strength = self._predict_strength(bags)
-        model = self._gp(device), self._posterior(device)
         found = np.empty((len(bags), 2))
         large = (bags.sizes > LARGE) & (device.type == "cpu")
         with torch.no_grad():
+            predictor = self._predictor(device)
             for part in dense_parts(
                 bags.adjacency, bags.offsets, np.flatnonzero(~large), strength, device
             ):
                 x = self._inputs(bags.features[part.rows.cpu().numpy()], device)
-                mean, covariance = joint(*model, part.sigma, part.pad(x), self.mean_)
+                mean, covariance = joint(predictor, part.sigma, part.pad(x))
                 result = orthant.log_orthant(mean, covariance, part.mask)
                 found[part.bags] = torch.stack([result.log_p, result.error], 1).cpu().numpy()
             for b in np.flatnonzero(large):
-                found[b] = self._large_bag(bags[int(b)], *model, strength)
+                found[b] = self._large_bag(bags[int(b)], predictor, strength)
         return found[:, 0], found[:, 1]
 
-    def _large_bag(
-        self, bag: Bags, gp: SparseGP, q: Posterior, strength: float
-    ) -> tuple[float, float]:
+    def _large_bag(self, bag: Bags, predictor: Predictor, strength: float) -> tuple[float, float]:
         """log P and its error for one bag too large for dense matrices on the CPU."""
         (part,) = parts(bag.adjacency, bag.offsets, strength)
         x = self._inputs(bag.features, CPU)
         mean, variance = torch.empty(len(x)).double(), torch.empty(len(x)).double()
-        mean[part.rows], variance[part.rows] = marginal(gp, q, part, x[part.rows], self.mean_)
+        mean[part.rows], variance[part.rows] = marginal(predictor, part, x[part.rows])
+        gp, q = predictor.gp, self._posterior(CPU)
         W = gp.whiten(x)
         own = torch.cat(
             [gp.kernel(block[:, None], block[:, None])[:, 0, 0] for block in x.split(512)]
@@ -399,6 +398,9 @@ class VGPMILPR(BagClassifier):
     def _gp(self, device: torch.device) -> SparseGP:
         kernel = Kernel(self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0, device)
         return SparseGP.build(kernel, self._inputs(self.inducing_points_, device))
+
+    def _predictor(self, device: torch.device) -> Predictor:
+        return Predictor.build(self._gp(device), self._posterior(device), self.mean_)
 
     def _posterior(self, device: torch.device) -> Posterior:
         w, R = (
