@@ -4,6 +4,7 @@ import torch
 from oracles import Oracle, coupling_matrix, laplacian, relative_error
 from oracles_coupled import below, exact, gibbs
 from scipy.stats import multivariate_normal
+from sklearn.exceptions import ConvergenceWarning
 from synthetic import dense_graphs, slide_coords, small_cohort, some_inducing, standardised
 
 import gpmil
@@ -281,3 +282,27 @@ def test_a_problem_without_edges_needs_no_ep():
         cohort.offsets, cohort.labels == 1, 1.0, 0.0, coupled=True,
     )  # fmt: skip
     assert all(chunk.coupled is None for chunk in problem.chunks)
+
+
+def test_rounding_ends_the_climb_early_and_says_so(bags):
+    settings = {"coupling": 1.0, "variance": 1e6, "max_iter": 200}
+    with pytest.warns(ConvergenceWarning, match="rounding may end it"):
+        model = fit(bags, tol=1e-30, **settings)
+    assert model.n_iter_ < 60 and model.residual_ < 1e-6
+
+
+def test_ep_that_has_not_converged_is_said(bags, monkeypatch):
+    monkeypatch.setattr("gpmil.ep.MAX_ITER", 1)
+    monkeypatch.setattr(coupled, "TOLERANCE", 0.0)
+    with pytest.warns(ConvergenceWarning, match="expectation propagation has not converged in"):
+        fit(bags, coupling=1.0, tol=1e-3)
+
+
+def test_infinite_trials_are_shortened():
+    eye = torch.eye(1).double()
+    problem = inference.Problem([], eye, eye, 0.0, 0, 0.0)
+    values = iter([(float("nan"), torch.tensor([float("nan")])), (2.0, torch.tensor([1.0]))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inference, "collapsed_bound", lambda *_: next(values))
+        w, value, _ = inference._climb(problem, torch.zeros(1), 1.0, torch.ones(1), torch.ones(1))
+    assert value == 2.0 and w.item() == 0.5

@@ -566,3 +566,24 @@ def test_sweeps_are_exactly_as_many_as_asked_for(cohort, recwarn):
     model = small(solver="sweeps", max_iter=3).fit(cohort)
     assert model.n_iter_ == 3 and model.converged_ is False and model.residual_ > 1e-6
     assert not [w for w in recwarn if w.category is ConvergenceWarning]
+
+
+def test_labels_of_plus_and_minus_one(cohort):
+    y = np.where(cohort.labels == 1, 1, -1)
+    refused(lambda: small().fit(cohort, y), "0 or 1", "-1 means unknown", "(y > 0)")
+
+
+def test_a_kernel_object_of_another_width(cohort):
+    import gpytorch
+
+    kernel = gpytorch.kernels.RBFKernel(ard_num_dims=3)
+    refused(lambda: small(kernel=kernel).fit(cohort), "kernel", "4 columns")
+
+
+def test_a_coupling_beyond_double_precision(cohort):
+    refused(lambda: small(coupling=1e300).fit(cohort), "coupling", "at most")
+
+
+def test_features_whose_squares_overflow(slides):
+    huge = changed(slides, arrays=[1e200 * x for x in slides["arrays"]])
+    refused(lambda: small().fit(huge), "too large", "Divide")

@@ -79,8 +79,10 @@ def test_an_optimised_model_is_saved_whole(bags, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "telling"),
     [
-        ({"optimize": "inducing"}, "tuple of names"),
-        ({"optimize": ("Z",)}, "tuple of names"),
+        ({"optimize": "inducing"}, "tuple of different names"),
+        ({"optimize": ("Z",)}, "tuple of different names"),
+        ({"optimize": None}, "tuple of different names"),
+        ({"optimize": ("inducing", "inducing")}, "tuple of different names"),
         ({"optimize": ("inducing",), "solver": "newton"}, "solver='direct'"),
     ],
 )
@@ -97,3 +99,15 @@ def test_a_kernel_object_keeps_its_settings(bags):
         gpmil.VGPMILPRI(kernel=kernel, optimize=("variance",)).fit(bags)
     model = gpmil.VGPMILPRI(kernel=kernel, n_inducing=6, optimize=("inducing",)).fit(bags)
     assert model.evidence_trace_[-1] > model.evidence_trace_[0]
+
+
+def test_a_collapse_is_said_and_a_later_fit_forgets_the_climb(bags):
+    model = gpmil.VGPMILPRI(n_inducing=6, random_state=0, variance=50.0, optimize=("variance",))
+    with pytest.warns(UserWarning, match="explains nothing"):
+        evidence._warn_of_collapse(
+            evidence.Theta(torch.zeros(1, 1), 9.0, 2.0, 0.0),
+            evidence.Theta(torch.zeros(1, 1), 9e-7, 2.0, 0.0),
+        )
+    model.fit(bags)
+    assert len(model.evidence_trace_) > 1
+    assert model.set_params(optimize=()).fit(bags).evidence_trace_ is None

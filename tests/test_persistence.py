@@ -514,8 +514,8 @@ def test_nothing_is_lost_in_a_failed_rename(over, number, cohort, model, tmp_pat
 
 
 def test_what_cannot_be_written_leaves_nothing(slides, tmp_path):
-    odd = Bags.from_arrays(slides["arrays"], slides["labels"], metadata={"encoder": {1, 2}})
-    model = small(VGPMILPR).fit(odd)
+    model = small(VGPMILPR).fit(Bags.from_arrays(slides["arrays"], slides["labels"]))
+    model.cohort_["encoder"] = {1, 2}
     with pytest.raises((TypeError, ValueError)):
         model.save(tmp_path / "model")
     assert tree(tmp_path) == {}

@@ -31,6 +31,8 @@ RARE = math.log(1e-7)  # log sum_j Phi(t_j) below which a positive bag has one p
 
 
 class _Part(Protocol):
+    unsettled: int  # bags whose EP has not converged at the last mu
+
     def expectations(self, mu: Tensor) -> tuple[Tensor, Tensor]:
         """E (n,) and log Z (b,) at mu (n,)."""
 
@@ -70,6 +72,11 @@ class CoupledMoments:
             log_z += float(values.sum())
         return E, log_z
 
+    @property
+    def unsettled(self) -> int:
+        """Bags whose EP has not converged at the last mu."""
+        return sum(part.unsettled for _, part in self.parts)
+
     def slope(self, W: Float[Tensor, "n M"], H: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:
         """W' (dE/dmu) H at the mu of the last `expectations`."""
         total = W.new_zeros(W.shape[1], W.shape[1])
@@ -80,6 +87,8 @@ class CoupledMoments:
 
 class _Alone:
     """Bags without an edge: Sigma = I, and the factorised moments are exact."""
+
+    unsettled = 0
 
     def __init__(self, sizes: Int[Tensor, " b"], positive: Bool[Tensor, " b"]):
         self.positive = positive
@@ -127,12 +136,18 @@ class _Small:
         self.part, self.positive = part, positive
         self.sigma = part.sigma.diagonal(dim1=-2, dim2=-1).sqrt()
         self.sites: Sites | None = None
+        self.unsettled = 0
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
         mask = self.part.mask
         mu = self.part.pad(mu[:, None])[..., 0]
         found = ep(mu, self.part.sigma, mask, tol=TOLERANCE, start=self.sites)
-        self.sites, self.V, self.d = Sites(found.tau, found.nu), found.cov, mu - found.mean
+        if self.sites is not None and not bool(found.converged.all()):
+            found = ep(mu, self.part.sigma, mask, tol=TOLERANCE)  # kept sites led astray
+        self.unsettled = int((~found.converged).sum())
+        finite = bool(torch.isfinite(found.tau).all() & torch.isfinite(found.nu).all())
+        self.sites = Sites(found.tau, found.nu) if finite else None
+        self.V, self.d = found.cov, mu - found.mean
         self.up = up = _positive(found.log_p, mu, self.sigma, mask)
         # rare: E = mu + Sigma g / sum_j Phi(t_j)
         near = mu + up.r[:, None] * self.d
@@ -167,11 +182,13 @@ class _Large:
         self.part, self.blocks, self.positive = part, blocks, positive
         self.variance = part.diagonal()
         self.sites: Sites | None = None
+        self.unsettled = 0
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
         mask = torch.ones(1, len(mu), dtype=torch.bool, device=mu.device)
-        gauss, self.sites = self._ep(mu, mask)
-        log_p = gauss.log_gauss + site_terms(gauss, self.sites, mask).sum(-1)
+        gauss, sites = self._ep(mu, mask)
+        log_p = gauss.log_gauss + site_terms(gauss, sites, mask).sum(-1)
+        self.sites = sites if bool(torch.isfinite(log_p)) else None
         self.d = mu - gauss.mean[0]
         if not self.positive:
             return gauss.mean[0], log_p
@@ -201,7 +218,8 @@ class _Large:
             sites = Sites(*(x / unit).split(n, dim=-1))
             gauss = self._gaussian_step(mu, sites)
             f = torch.cat(new_sites(cavities(gauss, sites), mask), dim=-1) * unit - x
-            if bool(f.abs().max() <= TOLERANCE * x.abs().max()):
+            self.unsettled = int(not bool(f.abs().max() <= TOLERANCE * x.abs().max()))
+            if not self.unsettled:
                 break
             x = anderson.step(x, f, n)
         return gauss, sites

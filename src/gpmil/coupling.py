@@ -31,6 +31,7 @@ BATCH_ELEMENTS = 2**18  # entries of one padded batch of Sigma on a CPU: some ca
 GPU_BATCH_ELEMENTS = 2**24  # and on a GPU, which wants more to do at a time
 SIMILAR = 0.75  # of the largest bag in a batch: padding more would cost more than another batch
 BAND_BYTES = 600e6  # a factor larger than this goes to SuperLU
+STRONGEST = 1e12  # lambda beyond which I + lambda C has no digits left for the I
 COLUMNS = 512  # columns of Sigma formed at a time
 
 
@@ -305,10 +306,10 @@ class Coupling:
 def check_strength(strength: float) -> float:
     """lambda as a finite, non-negative float."""
     value = float(strength)
-    if not (np.isfinite(value) and value >= 0):
+    if not 0 <= value <= STRONGEST:
         raise ValueError(
-            f"coupling (lambda) must be a finite number >= 0, got {strength!r}. "
-            "0 uncouples the patches; the paper uses 0.1 to 10."
+            f"coupling (lambda) must be a finite number >= 0 (and at most {STRONGEST:g}), got "
+            f"{strength!r}. 0 uncouples the patches; the paper uses 0.1 to 10."
         )
     return value
 

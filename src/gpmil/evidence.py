@@ -11,6 +11,7 @@ so only the kernel is differentiated, one part of the coupling at a time.
 
 import logging
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ from gpmil.sparse_gp import Kernel, SparseGP
 logger = logging.getLogger("gpmil")
 SETTINGS = ("inducing", "variance", "lengthscale", "mean")
 MAX_ITER = 50
+FARTHEST = 40.0  # how far a coordinate (a logarithm, for variance and length) may go
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,28 @@ def maximise(
 
     start = pack_theta(theta, moving)
     found = minimize(
-        objective, start, jac=True, method="L-BFGS-B", options={"maxiter": max_iter, "maxcor": 20}
+        objective,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=np.stack([start - FARTHEST, start + FARTHEST], axis=1),
+        options={"maxiter": max_iter, "maxcor": 20},
     )
-    return unpack(found.x, theta, moving), trace
+    best = unpack(found.x, theta, moving)
+    _warn_of_collapse(theta, best)
+    return best, trace
+
+
+def _warn_of_collapse(before: Theta, after: Theta) -> None:
+    for name in ("variance", "lengthscale"):
+        old, new = getattr(before, name), getattr(after, name)
+        if abs(math.log(new / old)) > math.log(1e3):
+            warnings.warn(
+                f"the evidence bound moved the {name} from {old:.3g} to {new:.3g}: its maximum is "
+                "a process that explains nothing. Keep the kernel settings out of optimize=.",
+                UserWarning,
+                stacklevel=5,
+            )
 
 
 def bound(

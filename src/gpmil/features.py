@@ -52,6 +52,11 @@ def standardizer(features: Num[np.ndarray, "N D"]) -> FeatureMap:
     mean = _mean(features)
     square = _total((x - mean).square().sum(0) for x in _chunks(features))
     scale = (square / len(features)).sqrt()
+    if not torch.isfinite(scale).all():
+        raise ValueError(
+            "features are too large to standardise: their squares overflow (values beyond 1e150). "
+            "Divide them by a constant first."
+        )
     # a column is constant when its spread is rounding of its level
     constant = scale <= 1e-12 * mean.abs().clamp(min=torch.finfo(torch.float64).tiny)
     if constant.any():

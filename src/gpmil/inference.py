@@ -359,13 +359,24 @@ def direct(
     for step in range(1, max_iter + 1):
         last = residual < tol  # one more step below tol, as in `newton`
         delta = _ascent(curvature, gradient)
-        w, value, gradient, curvature = _climb(problem, w, value, gradient, delta)
+        found = _climb(problem, w, value, gradient, delta)
+        if found is None:
+            return _finish(w, step, residual, tol, trace)
+        w, value, gradient, curvature = found
         residual = relative(gradient, w)
         trace.append(value)
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
         if last and residual < tol:
             return Solution(w, step, True, residual, trace)
+        if _stalled(trace):
+            return _finish(w, step, residual, tol, trace)
     return _finish(w, max_iter, residual, tol, trace)
+
+
+def _stalled(trace: list[float]) -> bool:
+    """The bound has not risen beyond rounding for ten steps: what is left is noise."""
+    recent = trace[-11:]
+    return len(recent) == 11 and max(recent) - recent[0] <= 1e-12 * abs(recent[0])
 
 
 def collapsed_bound(
@@ -388,15 +399,17 @@ def _ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _climb(problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: Tensor):
-    """The first of delta, delta/2, ... with enough of the promised rise (Armijo)."""
+    """The first of delta, delta/2, ... with enough of the promised rise (Armijo), or None."""
     promised, length = float(gradient @ delta), 1.0
     rounding = 1e-13 * abs(value)
-    while True:
+    while length >= 1e-8:
         trial = w + length * delta
         found = collapsed_bound(problem, trial)
-        if found[0] >= value + 1e-4 * length * promised - rounding or length < 1e-8:
+        finite = all(bool(torch.isfinite(x).all()) for x in found[1:])
+        if finite and found[0] >= value + 1e-4 * length * promised - rounding:
             return trial, *found
         length /= 2
+    return None
 
 
 # --- Shared -----------------------------------------------------------------------------------
@@ -407,13 +420,14 @@ def relative(F: Tensor, scale: Tensor) -> float:
     return float(F.norm() / scale.norm().clamp(min=torch.finfo(torch.float64).tiny))
 
 
-def _finish(w: Tensor, max_iter: int, residual: float, tol: float, trace: list[float]) -> Solution:
+def _finish(w: Tensor, steps: int, residual: float, tol: float, trace: list[float]) -> Solution:
     if residual >= tol:
         warnings.warn(
-            f"No convergence in {max_iter} steps: relative residual {residual:.1e}, tol {tol:.1e}. "
-            "Raise max_iter, or look at the settings: a very large variance or coupling, or "
-            "features far from unit scale (standardize=False), make the problem stiff.",
+            f"No convergence in {steps} steps: relative residual {residual:.1e}, tol {tol:.1e}. "
+            "Raise max_iter if it was reached, or look at the settings: a very large variance or "
+            "coupling, or features far from unit scale (standardize=False), make the problem "
+            "stiff, and rounding may end it earlier.",
             ConvergenceWarning,
             stacklevel=4,
         )
-    return Solution(w, max_iter, residual < tol, residual, trace)
+    return Solution(w, steps, residual < tol, residual, trace)

@@ -37,7 +37,7 @@ def write(path: str | os.PathLike, arrays: dict[str, np.ndarray], card: dict[str
         (fresh / ARRAYS).write_bytes(payload)
         (fresh / CARD).write_text(text, encoding="utf-8")
         fresh.chmod(0o755)
-        _swap(fresh, path)
+        swap(fresh, path)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -63,7 +63,7 @@ def _check_target(path: Path) -> None:
     )
 
 
-def _swap(fresh: Path, path: Path) -> None:
+def swap(fresh: Path, path: Path) -> None:
     """Put `fresh` in the place of `path`; if that fails, what was there is there again."""
     if not path.exists():
         os.replace(fresh, path)

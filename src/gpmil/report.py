@@ -18,6 +18,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from gpmil.persistence import swap
+
 RESEARCH = "For research, not a medical device."
 CARD, FORMAT = "config.json", "gpmil-run"
 
@@ -96,7 +98,7 @@ def run_folder(path: str | os.PathLike, config: Mapping[str, Any]) -> Iterator[P
         card = {"format": FORMAT, **config, "files": names}
         write_json(fresh / CARD, card)
         fresh.chmod(0o755)
-        _swap(fresh, path)
+        swap(fresh, path)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -132,13 +134,3 @@ def _not_ours(path: Path) -> set[str]:
     except (OSError, ValueError, KeyError, TypeError):
         written = set()
     return names - written
-
-
-def _swap(fresh: Path, path: Path) -> None:
-    if not path.exists():
-        os.replace(fresh, path)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-    os.replace(path, old / path.name)
-    os.replace(fresh, path)
-    shutil.rmtree(old)

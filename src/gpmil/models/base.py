@@ -113,7 +113,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
                 f"have {bags.n_features}. Features of another encoder, or other columns?"
             )
         trained, given = self.cohort_.get("encoder"), bags.metadata.get("encoder")
-        if trained and given and trained != given:
+        if trained and given and trained != str(given):
             raise ValueError(
                 f"the model was fitted on features of encoder {trained!r}, these bags come from "
                 f"{given!r}. Extract features with {trained!r}, or fit a model on {given!r}."
@@ -147,6 +147,8 @@ def training_labels(bags: Bags, y=None) -> tuple[Int[np.ndarray, " B"], np.ndarr
             f"labels must be 0 or 1 in fit, found {found[:10]}. Name the positive class when "
             "building the bags: gpmil.Bags.from_arrays(..., labels=..., positive='cancer')."
         )
+    if y is not None and set(np.unique(values)) == {-1, 1}:
+        raise ValueError("labels must be 0 or 1, found -1 and 1; -1 means unknown. Pass (y > 0).")
     _refuse_unlabelled(bags, values)
     classes = np.unique(values)
     if not np.isin(classes, (0, 1)).all():
@@ -195,7 +197,7 @@ def cohort_card(bags: Bags, labels: np.ndarray) -> dict[str, Any]:
         "graph": bags.graph,
         "edges": int(bags.adjacency.nnz // 2),
     }
-    return card | {k: bags.metadata[k] for k in ("encoder",) if k in bags.metadata}
+    return card | {k: str(bags.metadata[k]) for k in ("encoder",) if bags.metadata.get(k)}
 
 
 def package_versions() -> dict[str, str]:

@@ -8,6 +8,7 @@ import copy
 import logging
 import math
 import os
+import warnings
 from numbers import Integral, Real
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.special import ndtr
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from gpmil import evidence, features, inference, orthant, persistence
@@ -51,6 +53,7 @@ ARRAYS = (
     "feature_scale_",
     "feature_components_",
     "elbo_trace_",
+    "evidence_trace_",
     "classes_",
 )
 NUMBERS = (
@@ -116,6 +119,7 @@ class VGPMILPR(BagClassifier):
     variance_: float | None  # None with a kernel object
     lengthscale_: float | None
     mean_: float
+    evidence_trace_: np.ndarray | None  # None where nothing was optimised
 
     def __init__(
         self,
@@ -177,6 +181,8 @@ class VGPMILPR(BagClassifier):
         positive_row = (labels == 1)[bags.bag_index]
         self.inducing_points_ = self._place_inducing(bags, positive_row)
         self._set_kernel_numbers()
+        self._check_kernel(device)
+        self.evidence_trace_ = None
         if self.optimize:
             self._climb_evidence(bags, labels, device)
 
@@ -194,6 +200,7 @@ class VGPMILPR(BagClassifier):
             coupled=self.moments == "coupled",
         )
         solution = self._solve(problem)
+        _warn_unsettled(problem)
         q = Posterior.build(solution.w, problem.R)
         self.whitened_mean_ = q.w.cpu().numpy()
         self.whitened_precision_ = q.R.cpu().numpy()
@@ -231,7 +238,8 @@ class VGPMILPR(BagClassifier):
         )
         Z = self._inputs(self.inducing_points_, device)
         theta = evidence.Theta(Z, self.variance_ or 1.0, self.lengthscale_ or 1.0, self.mean_)
-        theta, self.evidence_trace_ = evidence.maximise(cohort, theta, tuple(self.optimize))
+        theta, trace = evidence.maximise(cohort, theta, tuple(self.optimize))
+        self.evidence_trace_ = np.array(trace)
         self.inducing_points_ = self._feature_map().inverse(theta.inducing.cpu().numpy())
         self.mean_ = theta.mean
         if self.variance_ is not None:
@@ -271,6 +279,15 @@ class VGPMILPR(BagClassifier):
         self.variance_ = float(self.variance)
         self.lengthscale_ = float(np.sqrt(n_inputs)) if sqrt_dim else float(self.lengthscale)
 
+    def _check_kernel(self, device: torch.device) -> None:
+        try:
+            self._gp(device)
+        except RuntimeError as error:
+            raise ValueError(
+                f"the kernel cannot be evaluated on inputs of {len(self.feature_scale_)} columns: "
+                f"{error}. A kernel object with one length a column must have as many."
+            ) from error
+
     def _check_settings(self) -> None:
         for name in ("variance", "lengthscale", "mean", "coupling"):
             if isinstance(getattr(self, name, None), str) and getattr(self, name) == "auto":
@@ -302,9 +319,11 @@ class VGPMILPR(BagClassifier):
             )
 
     def _check_optimize(self) -> None:
-        if isinstance(self.optimize, str) or not set(self.optimize) <= set(evidence.SETTINGS):
+        names = self.optimize if isinstance(self.optimize, tuple | list) else [None]
+        known = [name for name in evidence.SETTINGS if name in names]
+        if len(known) != len(names):
             raise ValueError(
-                f"optimize must be a tuple of names among {list(evidence.SETTINGS)}, "
+                f"optimize must be a tuple of different names among {list(evidence.SETTINGS)}, "
                 f"got {self.optimize!r}."
             )
         if self.optimize and self.solver != "direct":
@@ -444,7 +463,7 @@ class VGPMILPR(BagClassifier):
             )
         settings["optimize"] = tuple(settings["optimize"])
         model = cls(**settings)
-        optional = {"feature_components_"}
+        optional = {"feature_components_", "evidence_trace_"}
         for name in ARRAYS:
             setattr(model, name, arrays.get(name) if name in optional else arrays[name])
         for name in NUMBERS:
@@ -561,6 +580,17 @@ def paper_settings(model: str = "VGPMILPRI") -> dict[str, Any]:
     }
     taken = classes[model]().get_params()
     return {k: v for k, v in settings.items() if k in taken}
+
+
+def _warn_unsettled(problem: inference.Problem) -> None:
+    unsettled = sum(chunk.coupled.unsettled for chunk in problem.chunks if chunk.coupled)
+    if unsettled:
+        warnings.warn(
+            f"expectation propagation has not converged in {unsettled} bags: their truncated "
+            "moments are rough. A smaller coupling or variance, or moments='diagonal', avoids it.",
+            ConvergenceWarning,
+            stacklevel=5,
+        )
 
 
 # --- Checks of single settings ----------------------------------------------------------------
