@@ -94,13 +94,13 @@ def slides(n):
 
 def predicted(model, bags):
     cpu = torch.device("cpu")
-    gp, q = model._gp(cpu), model._posterior(cpu)
+    predictor = model._predictor(cpu)
     for b in range(len(bags)):
         bag = bags[b]
         part: Dense
         (part,) = dense_parts(bag.adjacency, bag.offsets, np.array([0]), model.coupling_)
         x = part.pad(model._inputs(bag.features, cpu))
-        mu, S = joint(gp, q, part.sigma, x, model.mean_)
+        mu, S = joint(predictor, part.sigma, x)
         P = sparse_precision(bag.adjacency, model.coupling_).toarray()
         yield Predicted(mu[0], S[0], part.sigma[0], P)
 

@@ -158,14 +158,10 @@ class _OneBag:
             yield cols, self.apply(unit)
 
     def congruence_diagonal(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, " n"]:
-        """(Sigma K Sigma)_jj = s_j' K s_j, with s_j column j of Sigma and K in blocks of rows."""
-        out = x.new_empty(len(x))
+        """(Sigma K Sigma)_ii = sum_j Sigma_ij (Sigma K)_ij, some columns j at a time."""
+        out = x.new_zeros(len(x))
         for cols, s in self.columns():
-            quadratic = [
-                (kernel(x[i : i + COLUMNS], x) @ s).mul_(s[i : i + COLUMNS]).sum(0)
-                for i in range(0, len(x), COLUMNS)
-            ]
-            out[cols] = torch.stack(quadratic).sum(0)
+            out += (s * self.apply(kernel(x, x[cols]))).sum(1)
         return out
 
     def trace(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, ""]:

@@ -17,6 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 
+from gpmil import __version__
 from gpmil.bags import Bags
 
 logger = getLogger("gpmil")
@@ -202,8 +203,9 @@ def cohort_card(bags: Bags, labels: np.ndarray) -> dict[str, Any]:
 
 def package_versions() -> dict[str, str]:
     """The versions that made a model."""
-    names = ("gpmil", "torch", "gpytorch", "numpy", "scipy", "scikit-learn")
-    return {"python": platform.python_version()} | {name: version(name) for name in names}
+    names = ("torch", "gpytorch", "numpy", "scipy", "scikit-learn")
+    own = {"python": platform.python_version(), "gpmil": __version__}
+    return own | {name: version(name) for name in names}
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
