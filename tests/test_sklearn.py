@@ -112,7 +112,16 @@ def test_every_constructor_argument_is_a_parameter(model_class):
     default = model_class().get_params()
     contract = {
         *("kernel", "variance", "lengthscale", "mean", "n_inducing", "inducing", "standardize"),
-        *("n_components", "solver", "moments", "max_iter", "tol", "random_state", "device"),
+        *(
+            "n_components",
+            "solver",
+            "moments",
+            "optimize",
+            "max_iter",
+            "tol",
+            "random_state",
+            "device",
+        ),
         *("dtype", "verbose"),
     }
     assert set(default) == contract | ({"coupling"} if model_class is VGPMILPRI else set())
