@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import gpmil
 from gpmil.cli import app, demo
+from gpmil.models.base import log_odds
 
 RUN = [sys.executable, "-c", "from gpmil.cli import main; main()"]
 SMALL = ["--bags", "8", "--seed", "3"]
@@ -124,7 +125,7 @@ def test_compressed_tables_carry_no_time(ran):
 def test_log_odds_hold_in_both_tails():
     log_p = np.array([-1e-13, -0.3, -1.0, -7.0, -900.0])
     expected = [np.log(1e-13), np.log(np.expm1(0.3)), np.log(np.expm1(1)), np.log(np.expm1(7)), 900]
-    np.testing.assert_allclose(demo._log_odds(log_p), expected, rtol=1e-12)
+    np.testing.assert_allclose(log_odds(log_p), expected, rtol=1e-12)
 
 
 # --- Mistakes -------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from threadpoolctl import threadpool_limits
 from gpmil import heatmaps, plots, simulate
 from gpmil.bags import Bags
 from gpmil.models import VGPMILPR, VGPMILPRI, InstancePredictions, paper_settings
-from gpmil.models.base import package_versions
+from gpmil.models.base import log_odds, package_versions
 from gpmil.report import RESEARCH, Picture, Section, Table, page, run_folder, write_json
 
 FEWEST = 8  # slides to train on
@@ -130,18 +130,11 @@ def _judge(name: str, settings: str, model: VGPMILPR, test: Bags) -> Judged:
     # One estimate of log P(all patches negative) serves all three numbers of a slide.
     log_negative, error = model.log_proba_negative(test)
     patches = model.predict_instances(test)
-    log_odds, probability = _log_odds(log_negative), -np.expm1(log_negative)
+    odds, probability = log_odds(log_negative), -np.expm1(log_negative)
     error = np.exp(log_negative) * error
-    metrics = _slide_metrics(test.labels, log_odds, probability)
+    metrics = _slide_metrics(test.labels, odds, probability)
     metrics |= _patch_metrics(test.instance_labels, patches.probability)
-    return Judged(name, settings, model, log_odds, probability, error, patches, metrics)
-
-
-def _log_odds(log_negative: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
-    """log(1 - P) - log P from log P, accurate at both ends."""
-    t = np.maximum(-log_negative, np.finfo(float).tiny)
-    # log(1 - P) - log P = log(e^t - 1), t = -log P
-    return np.where(t < 1, np.log(np.expm1(np.minimum(t, 1))), t + np.log1p(-np.exp(-t)))
+    return Judged(name, settings, model, odds, probability, error, patches, metrics)
 
 
 def _slide_metrics(

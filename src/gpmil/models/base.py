@@ -87,7 +87,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
     def decision_function(self, bags) -> Float[np.ndarray, " B"]:
         """Log odds of a positive bag: log(1 - P) - log P, P = P(all instances negative)."""
         log_p, _ = self.log_proba_negative(bags)
-        return _log_not(log_p) - log_p
+        return log_odds(log_p)
 
     def predict_proba(self, bags) -> Float[np.ndarray, "B 2"]:
         """P(y_b = 0) and P(y_b = 1); never exactly 0 or 1 by rounding."""
@@ -245,8 +245,12 @@ def progress_shown(verbose: bool) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _log_not(log_p: np.ndarray) -> np.ndarray:
-    # log(1 - P), accurate at both ends; P = 1 to the last digit gives the smallest double
+def log_odds(log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
+    """log(1 - P) - log P from log P, accurate at both ends.
+
+    P = 1 to the last digit counts as the smallest double below it.
+    """
     log_p = np.minimum(log_p, -np.finfo(float).tiny)
     with np.errstate(divide="ignore"):
-        return np.where(log_p > -np.log(2), np.log(-np.expm1(log_p)), np.log1p(-np.exp(log_p)))
+        log_not = np.where(log_p > -np.log(2), np.log(-np.expm1(log_p)), np.log1p(-np.exp(log_p)))
+    return log_not - log_p

@@ -187,7 +187,8 @@ class VGPMILPR(BagClassifier):
             self._climb_evidence(bags, labels, device)
 
         gp = self._gp(device)
-        logger.info("fit: %d bags, %d instances, %d inducing points", *self._counts(bags, gp))
+        counts = len(bags), bags.n_instances, len(gp.L)
+        logger.info("fit: %d bags, %d instances, %d inducing points", *counts)
         problem = inference.prepare(
             gp,
             lambda rows: self._inputs(bags.features[rows], device),
@@ -209,10 +210,6 @@ class VGPMILPR(BagClassifier):
         self.n_iter_, self.converged_, self.residual_, trace = solution[1:]
         self.elbo_trace_ = np.array(trace) + problem.constant
         self.loo_log_likelihood_ = None
-
-    @staticmethod
-    def _counts(bags: Bags, gp: SparseGP) -> tuple[int, int, int]:
-        return len(bags), bags.n_instances, len(gp.L)
 
     def _solve(self, problem: inference.Problem) -> inference.Solution:
         max_iter, tol = int(self.max_iter), float(self.tol)
