@@ -129,6 +129,18 @@ def test_a_bag_is_predicted_alike_alone_and_among_others(bags):
         assert abs(value[0] - log_p[b]) < 1e-12
 
 
+def test_one_pass_gives_what_two_give(bags, monkeypatch):
+    model = gpmil.VGPMILPRI(coupling=0.9, inducing=some_inducing(bags, 12)).fit(bags)
+    for large in (1500, 7):  # some bags by the sparse way
+        monkeypatch.setattr("gpmil.models.vgpmil_pr.LARGE", large)
+        both, apart = model.predict_all(bags), model.predict_instances(bags)
+        assert np.array_equal(both.log_proba_negative, model.log_proba_negative(bags)[0])
+        assert np.array_equal(both.error, model.log_proba_negative(bags)[1])
+        assert np.array_equal(both.proba, model.predict_proba(bags))
+        for name in ("probability", "mean", "std"):
+            assert relative_error(getattr(both.instances, name), getattr(apart, name)) < 1e-10
+
+
 def test_strong_coupling_levels_a_bag(bags):
     Z = some_inducing(bags, 12)
     spread = [

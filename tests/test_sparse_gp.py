@@ -6,7 +6,7 @@ from oracles import JITTER, coupling_matrix, kernel, relative_error
 from synthetic import small_cohort
 
 from gpmil.coupling import Coupling, parts
-from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, marginal
+from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, marginal, rbf
 
 NAMES = ["rbf", "matern32", "matern52", "linear"]
 
@@ -28,6 +28,20 @@ def test_kernels_take_batches(name):
     k = Kernel(name, 0.6, 2.1)
     for b in range(2):
         assert torch.allclose(k(x, x)[b], k(x[b], x[b]), atol=1e-14)
+
+
+@pytest.mark.parametrize("shift", [0.0, 3e3])
+def test_rbf_in_place_equals_gpytorch(shift):
+    rng = np.random.default_rng(4)
+    x, z = (torch.from_numpy(rng.normal(size=(2, n, 7)) + shift) for n in (9, 5))
+    kept = x.clone()
+    unit = Kernel("rbf", 1.0, 1.0)
+    with torch.no_grad():
+        fast = unit(x, z)
+    with torch.enable_grad():
+        twin = unit(x, z)
+    assert torch.equal(fast, rbf(x, z)) and torch.equal(x, kept)
+    torch.testing.assert_close(fast, twin, rtol=1e-12 * (1 + shift), atol=1e-15)
 
 
 def test_a_kernel_object_is_taken_as_it_is():

@@ -27,7 +27,7 @@ from torch import Tensor
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
 DENSE_LIMIT = 256  # patches a bag: above it a banded solve is cheaper than a dense inverse
-BATCH_ELEMENTS = 2**18  # entries of one padded batch of Sigma on a CPU: some caches full
+BATCH_ELEMENTS = 2**17  # entries of one padded batch of Sigma on a CPU: some caches full
 GPU_BATCH_ELEMENTS = 2**24  # and on a GPU, which wants more to do at a time
 SIMILAR = 0.75  # of the largest bag in a batch: padding more would cost more than another batch
 BAND_BYTES = 600e6  # a factor larger than this goes to SuperLU

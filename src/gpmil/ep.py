@@ -24,6 +24,9 @@ WEAK = 1e-8  # tau S_ii below which a site is not extrapolated
 DEEP = 1e3  # tau S_ii above which 1 - tau v is no longer formed as a difference
 # What c3 leaves out is about this share of it where the fourth cumulants happen to vanish.
 SHARE_OF_C3 = 0.03
+# Of a lone coordinate's site, to start with: on slides with coupling 1 the sites end at 0.7 of it
+# on average, and this share saves one step in six.
+FIRST_SHARE = 0.8
 
 
 class EP(NamedTuple):
@@ -85,6 +88,8 @@ def ep(
     -1.082
     """
     mu, cov, mask = padded(mu.double(), cov.double(), mask)
+    if start is None:
+        start = first_sites(mu, cov, mask)
     return _iterate(mu, cov, mask, tol, max_iter, start)
 
 
@@ -92,7 +97,7 @@ def padded(
     mu: Float[Tensor, "b n"], cov: Float[Tensor, "b n n"], mask: Bool[Tensor, "b n"] | None
 ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"], Bool[Tensor, "b n"]]:
     """Replace padding by independent standard normals, which no site touches."""
-    if mask is None:
+    if mask is None or bool(mask.all()):
         return mu, cov, torch.ones_like(mu, dtype=torch.bool)
     eye = torch.eye(mu.shape[-1], dtype=mu.dtype, device=mu.device)
     both = mask[:, :, None] & mask[:, None, :]
@@ -118,7 +123,7 @@ def gaussian_step(
     lower = torch.linalg.cholesky(b)
     half = torch.linalg.solve_triangular(lower, scaled, upper=False)
     prior = cov.diagonal(dim1=-2, dim2=-1)
-    var = (prior - (half * half).sum(-2)).clamp(min=1e-300)
+    var = (prior - half.square().sum(-2)).clamp(min=1e-300)
     left = 1 - tau * var
     weight = tau * prior
     if float(weight.max()) > DEEP:
@@ -220,15 +225,16 @@ def corrections(
     """
     k3, k4 = (torch.where(mask, k, 0.0) for k in cumulants(cavity.t))
     scale = v.diagonal(dim1=-2, dim2=-1).rsqrt()
-    corr = scale[:, :, None] * v * scale[:, None, :]
+    corr = (scale[:, :, None] * v).mul_(scale[:, None, :])
     corr.diagonal(dim1=-2, dim2=-1).zero_()
-    square = corr * corr
-    cube, fourth = square * corr, square * square
+    power = corr * corr
+    cube = corr.mul_(power)
     # c3 = 1/12 sum_{i!=j} k3_i k3_j corr_ij^3,  c4 = 1/48 sum_{i!=j} k4_i k4_j corr_ij^4
     c3 = _quadratic(cube, k3) / 12
-    c4 = _quadratic(fourth, k4) / 48
-    error = _quadratic(fourth, k4.abs()) / 48 + SHARE_OF_C3 * _quadratic(cube.abs(), k3.abs()) / 12
-    return c3, c4, error
+    size3 = _quadratic(cube.abs_(), k3.abs()) / 12
+    fourth = power.square_()
+    c4, size4 = _quadratic(fourth, k4) / 48, _quadratic(fourth, k4.abs()) / 48
+    return c3, c4, size4 + SHARE_OF_C3 * size3
 
 
 def _quadratic(a: Float[Tensor, "b n n"], x: Float[Tensor, "b n"]) -> Float[Tensor, " b"]:
@@ -245,17 +251,29 @@ def _solve(
     return torch.linalg.solve_triangular(factor, x[:, :, None], upper=upper)[:, :, 0]
 
 
-def _iterate(
-    mu: Tensor, cov: Tensor, mask: Tensor, tol: float, max_iter: int, start: Sites | None
-) -> EP:
+def first_sites(
+    mu: Float[Tensor, "b n"], cov: Float[Tensor, "b n n"], mask: Bool[Tensor, "b n"]
+) -> Sites:
+    """With no site at all the cavity is the prior: this sweep costs no factorisation.
+
+    Correlated neighbours share the work, so that a coordinate needs less than if it were alone.
+    """
+    variance = cov.diagonal(dim1=-2, dim2=-1)
+    tau, nu = new_sites(Cavity(mu * variance.rsqrt(), variance), mask)
+    return Sites(FIRST_SHARE * tau, FIRST_SHARE * nu)
+
+
+def _unit(cov: Float[Tensor, "b n n"]) -> Float[Tensor, "b n2"]:
+    """Sites are measured against the prior variance, so that one tolerance fits all of them."""
+    variance = cov.diagonal(dim1=-2, dim2=-1)
+    return torch.cat([variance, variance.sqrt()], dim=-1)
+
+
+def _iterate(mu: Tensor, cov: Tensor, mask: Tensor, tol: float, max_iter: int, start: Sites) -> EP:
     """Fixed point of the sites by Anderson acceleration; bags leave as they converge."""
     b, n = mu.shape
-    # Sites in units of the prior variance, so that one tolerance fits all of them.
-    sd = cov.diagonal(dim1=-2, dim2=-1).sqrt()
-    unit = torch.cat([sd * sd, sd], dim=-1)
-    # With no site at all the cavity is the prior: the first sweep costs no factorisation.
-    first = new_sites(Cavity(mu / sd, sd * sd), mask) if start is None else start
-    x = torch.cat(first, dim=-1) * unit
+    unit = _unit(cov)
+    x = torch.cat(start, dim=-1) * unit
     anderson = Anderson(b, 2 * n, mu)
     rows = torch.arange(b, device=mu.device)
     finished: list[tuple[Tensor, EP]] = []

@@ -58,6 +58,20 @@ class InstancePredictions:
         return pd.DataFrame(columns)
 
 
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of bags and of their instances, from one pass over them."""
+
+    log_proba_negative: Float[np.ndarray, " B"]  # log P(all instances negative)
+    error: Float[np.ndarray, " B"]  # of that number
+    instances: InstancePredictions
+
+    @property
+    def proba(self) -> Float[np.ndarray, "B 2"]:
+        """P(y_b = 0) and P(y_b = 1); never exactly 0 or 1 by rounding."""
+        return both_classes(self.log_proba_negative)
+
+
 OPTIONAL = ("p_value", "flagged")
 
 
@@ -92,8 +106,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, bags) -> Float[np.ndarray, "B 2"]:
         """P(y_b = 0) and P(y_b = 1); never exactly 0 or 1 by rounding."""
         log_p, _ = self.log_proba_negative(bags)
-        p = np.stack([np.exp(log_p), -np.expm1(log_p)], axis=1)
-        return np.clip(p, np.finfo(float).tiny, np.nextafter(1.0, 0.0))
+        return both_classes(log_p)
 
     def predict(self, bags) -> np.ndarray:
         """The likelier class of each bag, as a value of `classes_`."""
@@ -243,6 +256,12 @@ def progress_shown(verbose: bool) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def both_classes(log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B 2"]:
+    """P(y = 0) and P(y = 1) from log P(y = 0)."""
+    p = np.stack([np.exp(log_p), -np.expm1(log_p)], axis=1)
+    return np.clip(p, np.finfo(float).tiny, np.nextafter(1.0, 0.0))
 
 
 def log_odds(log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
