@@ -132,7 +132,7 @@ def test_sigma_keeps_constants_and_shrinks(n, p, strength, seed):
 
 def test_bags_of_other_sizes_go_to_other_batches():
     sizes = np.array([3, 100, 80, 74, 20, 16, 4])
-    found = list(coupling._batches(np.arange(7), sizes, "cpu"))
+    found = list(coupling.batches(np.arange(7), sizes, "cpu"))
     assert [b.tolist() for b in found] == [[1, 2], [3], [4, 5], [0, 6]]
 
 

@@ -255,3 +255,30 @@ def _large(part: coupling.Part, adjacency: sp.csr_array, strength: float, positi
     diagonal, lower = coupling.tridiagonal(p.tocoo(), part.size)
     blocks = diagonal.to(part.rows.device), lower.to(part.rows.device)
     return _Large(part, blocks, positive)
+
+
+def cut_slope(
+    mu: Float[Tensor, "b p"],
+    sigma: Float[Tensor, "b p p"],
+    positive: Bool[Tensor, " b"],
+    mask: Bool[Tensor, "b p"],
+    X: Float[Tensor, "b p k"],
+) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p k"]]:
+    """E of padded bags, and dE/dmu times Sigma X, bag by bag."""
+    found = ep(mu, sigma, mask, tol=TOLERANCE)
+    deviation = sigma.diagonal(dim1=-2, dim2=-1).sqrt()
+    up = _positive(found.log_p, mu, deviation, mask)
+    d = torch.where(mask, mu - found.mean, 0.0)
+    r, smooth = up.r[:, None, None], sigma @ X
+    # negative: V P Sigma X = V X;  positive: (I + r (I - V P) - r (1 + r) d d'P) Sigma X
+    negative = found.cov @ X
+    near = smooth + r * (smooth - negative) - r * (1 + r) * d[..., None] * (d[:, None, :] @ X)
+    # rare: E = mu + Sigma g,  dE/dmu = I + Sigma (diag(bend) - g g')
+    g = up.pull[..., None]
+    rare = smooth + sigma @ (up.bend[..., None] * smooth - g * (g.mT @ smooth))
+    E_positive = torch.where(up.rare[:, None], mu + (sigma @ g)[..., 0], mu + up.r[:, None] * d)
+    slope = torch.where(up.rare[:, None, None], rare, near)
+    return (
+        torch.where(positive[:, None], E_positive, found.mean),
+        torch.where(positive[:, None, None], slope, negative),
+    )

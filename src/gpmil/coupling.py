@@ -340,7 +340,7 @@ def parts(
     for bags in _runs(np.flatnonzero(~coupled), sizes, max_rows):
         yield Identity(bags, torch.from_numpy(instance_rows(offsets, bags)).to(device))
     small = coupled & (sizes <= DENSE_LIMIT)
-    for bags in _batches(np.flatnonzero(small), sizes, device):
+    for bags in batches(np.flatnonzero(small), sizes, device):
         yield _dense(adjacency, offsets, bags, strength, device)
     for bag in np.flatnonzero(coupled & ~small):
         yield _large(adjacency, offsets, int(bag), strength, device)
@@ -354,7 +354,7 @@ def dense_parts(
     device: str | torch.device = "cpu",
 ) -> Iterator[Dense]:
     """Some bags with Sigma as padded matrices, whatever their size or edges."""
-    for batch in _batches(bags, np.diff(offsets), device):
+    for batch in batches(bags, np.diff(offsets), device):
         yield _dense(adjacency, offsets, batch, strength, device)
 
 
@@ -382,7 +382,7 @@ def _runs(bags: np.ndarray, sizes: np.ndarray, max_rows: int) -> Iterator[np.nda
         yield from np.split(bags, np.flatnonzero(np.diff(group)) + 1)
 
 
-def _batches(
+def batches(
     bags: np.ndarray, sizes: np.ndarray, device: str | torch.device
 ) -> Iterator[np.ndarray]:
     """Bags of similar size, as many as fit a padded batch."""
@@ -406,17 +406,26 @@ def _dense(
     strength: float,
     device: str | torch.device,
 ) -> Dense:
+    rows, mask, blocks = padded_precision(adjacency, offsets, bags, strength)
+    return Dense(bags, torch.from_numpy(rows).to(device), mask.to(device), blocks.to(device))
+
+
+def padded_precision(
+    adjacency: sp.csr_array,
+    offsets: Int[np.ndarray, " b1"],
+    bags: Int[np.ndarray, " b"],
+    strength: float,
+) -> tuple[Int[np.ndarray, " n"], Bool[Tensor, "b p"], Float[Tensor, "b p p"]]:
+    """Rows of some bags, which of the padded places they fill, and P with unit rows elsewhere."""
     rows = instance_rows(offsets, bags)
     sizes = offsets[bags + 1] - offsets[bags]
     p = sparse_precision(_block_rows(adjacency, offsets, bags, rows), strength).tocoo()
     batch = np.repeat(np.arange(len(bags)), sizes)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    blocks = torch.eye(int(sizes.max()), dtype=torch.float64, device=device)
-    blocks = blocks.repeat(len(bags), 1, 1)
-    where = (torch.from_numpy(i).to(device) for i in (batch[p.row], within[p.row], within[p.col]))
-    blocks[tuple(where)] = torch.from_numpy(p.data).to(device)
-    mask = torch.from_numpy(np.arange(sizes.max()) < sizes[:, None])
-    return Dense(bags, torch.from_numpy(rows).to(device), mask.to(device), blocks)
+    blocks = torch.eye(int(sizes.max()), dtype=torch.float64).repeat(len(bags), 1, 1)
+    where = (torch.from_numpy(i) for i in (batch[p.row], within[p.row], within[p.col]))
+    blocks[tuple(where)] = torch.from_numpy(p.data)
+    return rows, torch.from_numpy(np.arange(sizes.max()) < sizes[:, None]), blocks
 
 
 def _block_rows(

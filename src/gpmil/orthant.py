@@ -36,6 +36,7 @@ TOLERANCE = 1e-3  # log P is stationary in the sites: it is then 1e-6 off at mos
 BLOCK = 64  # coordinates whose past is one matrix product
 JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
 RARE = 0.01  # sum_i P(m_i > 0) below which EP's error estimate says nothing about 1 - P
+SMOOTH_TOLERANCE = 1e-6  # of the sites, where log P is differentiated
 TAIL = 2e-3  # relative error of 1 - P that needs no sampling
 UNION_TARGET = 4e-3  # relative standard error of 1 - P at which that sampling stops
 UNION_ROUNDS = 8
@@ -99,6 +100,37 @@ def log_orthant(
         torch.where(alone, rest.clamp(max=-TINY), found.log_1mp),
         torch.where(alone, 0.0, found.error),
     )
+
+
+class _SmoothLogP(torch.autograd.Function):
+    """Plain EP's log P. At its fixed point the sites stand still to first order, so that
+
+    d log P / d mu = S^-1 (mhat - mu) = nu - tau mhat =: g
+    d log P / d S  = (g g' - (T^-1 + S)^-1) / 2,  (T^-1 + S)^-1 = T - T V T.
+    """
+
+    @staticmethod
+    def forward(ctx, mu: Tensor, cov: Tensor, mask: Tensor) -> Tensor:
+        found = ep(mu, cov, mask, tol=SMOOTH_TOLERANCE)
+        ctx.save_for_backward(found.tau, found.nu, found.mean, found.cov)
+        return found.log_p
+
+    @staticmethod
+    def backward(ctx, up: Tensor) -> tuple[Tensor, Tensor, None]:
+        tau, nu, mean, V = ctx.saved_tensors
+        g = nu - tau * mean
+        inner = torch.diag_embed(tau) - tau[:, :, None] * V * tau[:, None, :]
+        both = (g[:, :, None] * g[:, None, :] - inner) / 2
+        return up[:, None] * g, up[:, None, None] * both, None
+
+
+def log_orthant_ep(
+    mu: Float[Tensor, "b n"], cov: Float[Tensor, "b n n"], mask: Bool[Tensor, "b n"]
+) -> Float[Tensor, " b"]:
+    """log P(all m < 0) by plain EP, below its bound min_i log P(m_i < 0); differentiable."""
+    t = mu * cov.diagonal(dim1=-2, dim2=-1).rsqrt()
+    bound = torch.special.log_ndtr(-torch.where(mask, t, -math.inf)).amin(-1)
+    return torch.minimum(_SmoothLogP.apply(mu, cov, mask), bound)
 
 
 def settle(
