@@ -26,8 +26,9 @@ from jaxtyping import Float, Int
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from gpmil import coupling
+from gpmil import coupling, leave_out
 from gpmil.coupled import CoupledMoments
+from gpmil.leave_out import Bag, Optimum
 from gpmil.sparse_gp import SparseGP
 from gpmil.truncated import moments
 
@@ -410,6 +411,34 @@ def _climb(problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: T
             return trial, *found
         length /= 2
     return None
+
+
+# --- Leaving bags out -------------------------------------------------------------------------
+
+
+def leave_one_bag_out(
+    problem: Problem, bags: Iterable[tuple[np.ndarray, Bag]], w: Float[Tensor, " M"], direct: bool
+) -> Float[Tensor, " B"]:
+    """log p(y_b) of every bag under the fit without it, all from the one fit at w.
+
+    `bags` gives the cohort in padded batches with the numbers of their bags; `direct`: w is the
+    maximum of the collapsed bound, otherwise the paper's fixed point (coupled moments: both).
+    """
+    coupled = any(chunk.coupled is not None for chunk in problem.chunks)
+    if direct and not coupled:
+        J = collapsed_bound(problem, w)[2]
+    else:
+        J = problem.R - fixed_point(problem, w)[1]
+    at = Optimum(w, problem.c, torch.cholesky_inverse(problem.chol_R), torch.linalg.inv(J))
+    found: list[tuple[np.ndarray, Tensor]] = []
+    for numbers, bag in bags:
+        if direct and not coupled:
+            mu = leave_out.mean_direct(bag, at)
+        else:
+            mu = leave_out.mean_fixed_point(bag, at, coupled)
+        found.append((numbers, leave_out.scores(bag, mu, leave_out.covariance(bag, at))))
+    order = np.argsort(np.concatenate([numbers for numbers, _ in found]))
+    return torch.cat([scores for _, scores in found])[torch.from_numpy(order)]
 
 
 # --- Shared -----------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from gpmil import orthant
 from gpmil.coupled import cut_slope
+from gpmil.coupling import Dense
+from gpmil.sparse_gp import SparseGP
 from gpmil.truncated import log_not, moments
 
 
@@ -33,6 +35,12 @@ class Bag(NamedTuple):
     H: Float[Tensor, "b p M"]  # Sigma W
     sigma: Float[Tensor, "b p p"]  # Sigma
     K: Float[Tensor, "b p p"]
+
+
+def padded_bag(gp: SparseGP, part: Dense, x: Tensor, positive: Tensor) -> Bag:
+    """Some bags as a fit sees them; x (n, d) are their kernel inputs, one bag after the other."""
+    W, padded = part.pad(gp.whiten(x)), part.pad(x)
+    return Bag(part.mask, positive, W, part.sigma @ W, part.sigma, gp.kernel(padded, padded))
 
 
 class Optimum(NamedTuple):

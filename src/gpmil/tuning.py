@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 import torch
+from gpytorch.kernels import Kernel as GPyTorchKernel
 from jaxtyping import Bool, Float, Int
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from scipy.optimize import minimize
@@ -32,27 +33,29 @@ from gpmil import inference, leave_out
 from gpmil.coupling import batches, padded_precision
 from gpmil.inference import Chunk, Problem
 from gpmil.leave_out import Bag, Optimum
-from gpmil.sparse_gp import JITTER
+from gpmil.sparse_gp import JITTER, Kernel
 
 logger = logging.getLogger("gpmil")
 
 NAMES = ("variance", "lengthscale", "mean", "coupling")
 KEPT_ELEMENTS = 2**27  # numbers of cached distances: one GB
 TOLERANCE = 1e-9  # of w
-# variance, length / sqrt d, c / sqrt(1 + variance), lambda: what is tried first, and how far
-# the search may go
-STARTS = (
-    (9.0, 2.0, -1.3, 1.0),
-    (50.0, 4.0, -0.6, 1.0),
-    (1.0, 1.0, -1.5, 0.5),
-    (30.0, 2.0, -1.4, 5.0),
-    (4.0, 4.0, -2.0, 1.0),
-    (200.0, 8.0, -0.6, 1.0),
-)
+# variance, length / sqrt d, c / sqrt(1 + variance), lambda: the centre and the width (of z) of the
+# weak prior, what is tried first, and how far the search may go. The centre and the starts are
+# settings that work on features of deep networks; the widths span a factor of four to twenty.
 CENTRE = (20.0, 3.0, -1.5, 1.0)
-WIDTH = (1.5, 0.7, 1.0, 1.0)  # standard deviations of z
+WIDTH = (1.5, 0.7, 1.0, 1.0)
+STARTS = (
+    CENTRE,
+    (9.0, 2.0, -1.3, 1.0),
+    (50.0, 4.0, -0.6, 0.5),
+    (4.0, 4.0, -2.0, 1.0),
+    (30.0, 2.0, -1.4, 5.0),
+    (1.0, 1.0, -1.5, 0.5),
+)
 LOWEST = (0.05, 0.2, -4.0, 0.01)
 HIGHEST = (5000.0, 50.0, 2.0, 100.0)
+GRADIENT_COST = 4  # fits' worth of work in one value with its gradient
 
 
 class Settings(NamedTuple):
@@ -98,13 +101,24 @@ def _linear(g: Tensor, length: Tensor) -> Tensor:
     return g / length**2
 
 
-Pairwise = Callable[[Tensor, Tensor], Tensor]
-KERNELS: dict[str, tuple[Pairwise, Callable[[Tensor, Tensor], Tensor]]] = {
+def _as_given(k: Tensor, length: Tensor) -> Tensor:
+    return k
+
+
+TwoTensors = Callable[[Tensor, Tensor], Tensor]
+KERNELS: dict[str, tuple[TwoTensors, TwoTensors]] = {
     "rbf": (squared_distances, _rbf),
     "matern32": (squared_distances, _matern32),
     "matern52": (squared_distances, _matern52),
     "linear": (inner_products, _linear),
 }
+
+
+def functions(kernel: str | GPyTorchKernel) -> tuple[TwoTensors, TwoTensors]:
+    """What to keep of two sets of inputs, and the unit kernel from that and the length scale."""
+    if isinstance(kernel, str):
+        return KERNELS[kernel]
+    return Kernel(kernel, 1.0, 1.0), _as_given
 
 
 # --- The cohort -------------------------------------------------------------------------------
@@ -124,18 +138,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Cohort:
-    """A labelled cohort made ready for many settings.
-
-    `pairs` computes, and `values` turns into the unit kernel, what the kernel is a function of:
-    squared distances or inner products.
-    """
+    """A labelled cohort made ready for many settings; `inputs` are what the kernel sees."""
 
     inputs: Float[Tensor, "N d"]
     inducing: Float[Tensor, "M d"]
     adjacency: sp.csr_array
     offsets: Int[np.ndarray, " b1"]
     positive: Bool[np.ndarray, " B"]
-    kernel: str
+    kernel: str | GPyTorchKernel
     kept: list[Batch] = field(default_factory=list)
 
     def batches(self) -> Iterator[Batch]:
@@ -152,7 +162,7 @@ class Cohort:
             yield batch
 
     def _batch(self, bags: np.ndarray) -> Batch:
-        pairs, device = KERNELS[self.kernel][0], self.inputs.device
+        pairs, device = functions(self.kernel)[0], self.inputs.device
         rows, mask, P = padded_precision(self.adjacency, self.offsets, bags, 1.0)
         x = self.inputs[torch.from_numpy(rows).to(device)]
         padded = x.new_zeros(*mask.shape, x.shape[1])
@@ -182,15 +192,16 @@ class Theta(NamedTuple):
 
 def inducing_factor(cohort: Cohort, theta: Theta) -> Float[Tensor, "M M"]:
     """L = chol(Kzz + jitter)."""
-    pairs, values = KERNELS[cohort.kernel]
+    pairs, values = functions(cohort.kernel)
     unit = values(pairs(cohort.inducing, cohort.inducing), theta.lengthscale)
+    jitter = JITTER if isinstance(cohort.kernel, str) else JITTER * unit.diagonal().mean()
     eye = torch.eye(len(unit), dtype=unit.dtype, device=unit.device)
-    return psd_safe_cholesky(theta.variance * (unit + JITTER * eye))
+    return psd_safe_cholesky(theta.variance * (unit + jitter * eye))
 
 
 def bag_of(cohort: Cohort, batch: Batch, theta: Theta, L: Tensor, with_K: bool = True) -> Bag:
     """W, H, Sigma and K of a batch at some settings."""
-    values = KERNELS[cohort.kernel][1]
+    values = functions(cohort.kernel)[1]
     Kxz = theta.variance * values(batch.to_inducing, theta.lengthscale)
     W_rows = torch.linalg.solve_triangular(L, Kxz.mT, upper=False).mT
     W = W_rows.new_zeros(*batch.mask.shape, W_rows.shape[1])
@@ -223,9 +234,7 @@ def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) 
         R += bag.W.flatten(0, 1).mT @ bag.H.flatten(0, 1)
         deviation, offsets = leave_out.flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
         rows = slice(row, row + len(deviation))
-        chunks.append(
-            Chunk(bag.H[bag.mask], deviation, offsets, bag.positive, None, rows, None)
-        )
+        chunks.append(Chunk(bag.H[bag.mask], deviation, offsets, bag.positive, None, rows, None))
         row = rows.stop
     chol_R = torch.linalg.cholesky((R + R.mT) / 2)
     problem = Problem(chunks, R, chol_R, float(theta.mean), row, 0.0)
@@ -280,7 +289,7 @@ def gradient(
             part.backward()
             total += float(part.detach())
         # d X^-1 = -X^-1 dX X^-1
-        R_bar, J_bar = (-x.detach().mT @ x.grad @ x.detach().mT for x in (R_inverse, J_inverse))
+        R_bar, J_bar = (-x.detach().mT @ _grad(x) @ x.detach().mT for x in (R_inverse, J_inverse))
         for batch, _ in found.bags:
             bag = bag_of(cohort, batch, theta, L, with_K=False)
             _, A = leave_out.curvature(bag, theta.mean + bag.H @ w)
@@ -288,14 +297,19 @@ def gradient(
             held = ((bag.W @ R_bar) * bag.H).sum() + ((A @ bag.H @ J_bar) * bag.H).sum()
             held.backward()
         # g(w, z) = sum H'gamma - w = 0
-        v = (found.at.J_inverse @ w.grad).detach()
+        v = found.at.J_inverse @ _grad(w)
         w = w.detach()
         for batch, _ in found.bags:
             bag = bag_of(cohort, batch, theta, L, with_K=False)
             gamma, _ = leave_out.curvature(bag, theta.mean + bag.H @ w)
             ((bag.H @ v) * gamma).sum().backward()
         L_of_theta.backward(L.grad)
-    return total, Settings(*(float(x.grad) for x in theta)), w
+    return total, Settings(*(float(_grad(x)) for x in theta)), w
+
+
+def _grad(x: Tensor) -> Tensor:
+    """What was collected; zero where the score does not depend on x."""
+    return torch.zeros_like(x) if x.grad is None else x.grad
 
 
 # --- The search -------------------------------------------------------------------------------
@@ -307,99 +321,124 @@ class Space:
 
     fixed: dict[str, float]  # the settings that are not learned
     root_dim: float  # sqrt d
+    level: float | None = None  # c / sqrt(1 + variance), where the mean follows the variance
 
     @property
     def learned(self) -> tuple[str, ...]:
         """The names in the order of z."""
-        return tuple(name for name in NAMES if name not in self.fixed)
+        given = {*self.fixed, *(() if self.level is None else ("mean",))}
+        return tuple(name for name in NAMES if name not in given)
 
     def settings(self, z: Float[Tensor, " k"]) -> Float[Tensor, " 4"]:
         """variance, length, mean and lambda at z."""
         free = dict(zip(self.learned, z, strict=True))
         known = {k: torch.tensor(v, dtype=torch.float64) for k, v in self.fixed.items()}
+        if self.level is not None:
+            free["mean"] = torch.tensor(self.level, dtype=torch.float64)
         variance = known["variance"] if "variance" in known else free["variance"].exp()
-        length = known.get("lengthscale")
-        if length is None:
-            length = self.root_dim * free["lengthscale"].exp()
-        # c = u sqrt(1 + variance): u alone says how likely a patch is positive a priori
-        mean = known["mean"] if "mean" in known else free["mean"] * (1 + variance).sqrt()
-        strength = known["coupling"] if "coupling" in known else free["coupling"].exp()
-        return torch.stack([variance, length, mean, strength])
+        moved = {
+            "variance": lambda: variance,
+            "lengthscale": lambda: self.root_dim * free["lengthscale"].exp(),
+            # c = u sqrt(1 + variance): u alone says how likely a patch is positive a priori
+            "mean": lambda: free["mean"] * (1 + variance).sqrt(),
+            "coupling": lambda: free["coupling"].exp(),
+        }
+        return torch.stack([known[n] if n in known else moved[n]() for n in NAMES])
 
-    def z(self, start: tuple[float, float, float, float]) -> Float[np.ndarray, " k"]:
+    def z(self, start: tuple[float, ...]) -> Float[np.ndarray, " k"]:
         """From variance, length / sqrt d, c / sqrt(1 + variance) and lambda."""
         variance, length, level, strength = start
-        logs = dict(
-            zip(NAMES, (math.log(variance), math.log(length), level, math.log(strength)))
-        )
-        return np.array([logs[name] for name in self.learned])
+        all_ = (math.log(variance), math.log(length), level, math.log(strength))
+        return np.array([all_[NAMES.index(name)] for name in self.learned])
+
+    def log_prior(self, z: Float[Tensor, " k"]) -> Float[Tensor, ""]:
+        """A weak prior: what few bags leave open stays where models of this kind work."""
+        width = torch.tensor([WIDTH[NAMES.index(name)] for name in self.learned]).double()
+        return -((z - torch.from_numpy(self.z(CENTRE))) / width).square().sum() / 2
 
 
 class Trial(NamedTuple):
-    """Settings that were tried, and what they scored."""
+    """Settings that were tried: their leave-one-bag-out score, and with the prior."""
 
     kernel: str
     settings: Settings
     score: float
+    objective: float
 
 
 @dataclass
 class Search:
-    """Everything tried so far, the best of it, and the w that warms the next fit."""
+    """Everything tried so far, and the w that warms the next fit."""
 
     cohort: Cohort
     space: Space
     trace: list[Trial] = field(default_factory=list)
     w: Tensor | None = None
 
-    def log_prior(self, z: Tensor) -> Tensor:
-        """A weak prior: what few bags leave open stays where models of this kind work."""
-        centre = torch.from_numpy(self.space.z(CENTRE))
-        width = torch.tensor([WIDTH[NAMES.index(name)] for name in self.space.learned])
-        return -0.5 * ((z - centre) / width.double()).square().sum() / len(self.cohort.positive)
+    def value(self, z: Float[np.ndarray, " k"]) -> float:
+        """The objective at z."""
+        point = torch.from_numpy(z)
+        settings = Settings(*self.space.settings(point).tolist())
+        score, self.w = value(self.cohort, settings, self.w)
+        return self._note(settings, score, self.space.log_prior(point))
 
-    def __call__(self, z: np.ndarray, slopes: bool = False):
-        """The score at z, and its gradient where asked for."""
-        point = torch.tensor(z, dtype=torch.float64, requires_grad=slopes)
+    def slopes(self, z: Float[np.ndarray, " k"]) -> tuple[float, Float[np.ndarray, " k"]]:
+        """The objective and its gradient at z."""
+        point = torch.tensor(z, requires_grad=True)
         with torch.enable_grad():
             moved = self.space.settings(point)
-            prior = self.log_prior(point)
-        settings = Settings(*moved.tolist())
-        if slopes:
+            prior = self.space.log_prior(point)
+            settings = Settings(*moved.tolist())
             score, by_setting, self.w = gradient(self.cohort, settings, self.w)
-            (prior + moved @ torch.tensor(by_setting, dtype=torch.float64)).backward()
-        else:
-            score, self.w = value(self.cohort, settings, self.w)
-        score += float(prior.detach())
-        self.trace.append(Trial(self.cohort.kernel, settings, score))
+            slope = moved @ torch.tensor(by_setting, dtype=torch.float64)
+            (slope + prior / len(self.cohort.positive)).backward()
+        return self._note(settings, score, prior), _grad(point).numpy()
+
+    def _note(self, settings: Settings, score: float, log_prior: Tensor) -> float:
+        objective = score + float(log_prior.detach()) / len(self.cohort.positive)
+        kernel = self.cohort.kernel
+        name = kernel if isinstance(kernel, str) else type(kernel).__name__
+        self.trace.append(Trial(name, settings, score, objective))
         logger.info(
-            "tuning %d: variance %.3g, length %.3g, mean %.3g, coupling %.3g: %.4f",
-            len(self.trace), *settings, score,
+            "tuning %d: %s, variance %.3g, length %.3g, mean %.3g, coupling %.3g: %.4f",
+            len(self.trace), name, *settings, score,
         )  # fmt: skip
-        return (score, point.grad.numpy()) if slopes else score
+        return objective
 
     @property
     def best(self) -> Trial:
-        """The best so far."""
-        return max(self.trace, key=lambda trial: trial.score)
+        """The best so far; of equals the first."""
+        return max(self.trace, key=lambda trial: trial.objective)
 
 
 def search(cohort: Cohort, space: Space, budget: int, method: str = "gradient") -> Search:
-    """Climb the leave-one-bag-out likelihood; at most about `budget` fits' worth of work."""
+    """Climb the leave-one-bag-out likelihood with about `budget` fits' worth of work.
+
+    method : "gradient" (L-BFGS) or "derivative_free" (COBYQA).
+    """
     found = Search(cohort, space)
-    starts = np.unique(np.stack([space.z(s) for s in STARTS]), axis=0)
-    scores = [found(z) for z in starts[: max(1, budget)]]
-    bounds = list(zip(space.z(LOWEST), space.z(HIGHEST), strict=True))
-    best = starts[int(np.argmax(scores))]
+    starts = list(dict.fromkeys(tuple(space.z(s)) for s in STARTS))[: max(1, budget)]
+    scores = [found.value(np.array(z)) for z in starts]
     left = budget - len(scores)
+    if not space.learned or left < GRADIENT_COST:
+        return found
+    begin = np.array(starts[int(np.argmax(scores))])
+    bounds = list(zip(space.z(LOWEST), space.z(HIGHEST), strict=True))
     if method == "gradient":
         minimize(
-            lambda z: tuple(-a for a in found(z, slopes=True)), best, jac=True,
-            method="L-BFGS-B", bounds=bounds, options={"maxfun": max(left // 4, 1), "ftol": 1e-5},
-        )  # fmt: skip
+            lambda z: tuple(-a for a in found.slopes(z)),
+            begin,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            options={"maxfun": left // GRADIENT_COST, "ftol": 1e-5, "gtol": 1e-4},
+        )
     else:
         minimize(
-            lambda z: -found(z), best, method="COBYQA", bounds=bounds,
+            lambda z: -found.value(z),
+            begin,
+            method="COBYQA",
+            bounds=bounds,
             options={"maxfev": left, "initial_tr_radius": 0.5, "final_tr_radius": 0.02},
-        )  # fmt: skip
+        )
     return found

@@ -101,12 +101,16 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
     def decision_function(self, bags) -> Float[np.ndarray, " B"]:
         """Log odds of a positive bag: log(1 - P) - log P, P = P(all instances negative)."""
         log_p, _ = self.log_proba_negative(bags)
-        return log_odds(log_p)
+        return log_odds(self._calibrate(log_p))
 
     def predict_proba(self, bags) -> Float[np.ndarray, "B 2"]:
         """P(y_b = 0) and P(y_b = 1); never exactly 0 or 1 by rounding."""
         log_p, _ = self.log_proba_negative(bags)
-        return both_classes(log_p)
+        return both_classes(self._calibrate(log_p))
+
+    def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
+        """log P(y = 0) from the model's own; the same where nothing was calibrated."""
+        return log_p
 
     def predict(self, bags) -> np.ndarray:
         """The likelier class of each bag, as a value of `classes_`."""

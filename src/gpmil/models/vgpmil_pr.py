@@ -9,7 +9,9 @@ import logging
 import math
 import os
 import warnings
-from numbers import Integral, Real
+from collections.abc import Iterator
+from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import gpytorch
@@ -17,24 +19,48 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.special import ndtr
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
-from gpmil import evidence, features, inference, orthant, persistence
+from gpmil import (
+    calibration,
+    evidence,
+    features,
+    inference,
+    leave_out,
+    orthant,
+    persistence,
+    tuning,
+)
 from gpmil.bags import Bags
+from gpmil.calibration import ReferRule
 from gpmil.coupling import check_strength, dense_parts, parts, sparse_precision
 from gpmil.inducing import kmeans_by_class
+from gpmil.models import cross_fit, learning
 from gpmil.models.base import (
     BagClassifier,
     InstancePredictions,
     Predictions,
     check_bags,
     cohort_card,
+    log_odds,
     package_versions,
     progress_shown,
     resolve_device,
     training_labels,
 )
+from gpmil.models.checks import (
+    check_inducing,
+    count,
+    generator,
+    number,
+    one_of,
+    plain,
+    word_or_number,
+)
+from gpmil.models.cross_fit import CrossFit
+from gpmil.models.kernel_objects import compare_kernel, fill_kernel, kernel_arrays
 from gpmil.orthant_large import log_orthant_large
 from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, marginal
 
@@ -66,6 +92,7 @@ NUMBERS = (
     "converged_",
     "residual_",
     "loo_log_likelihood_",
+    "tuning_trace_",
     "n_features_in_",
     "cohort_",
 )
@@ -76,11 +103,15 @@ class VGPMILPR(BagClassifier):
 
     Parameters
     ----------
-    kernel : "rbf", "matern32", "matern52", "linear", or a gpytorch kernel
-        A kernel object is used as it is; `variance` and `lengthscale` do not apply to it.
-    variance, lengthscale, mean : float
-        Kernel variance, length scale ("sqrt_dim": the square root of the number of features)
-        and the constant prior mean c, in the space of standardised features.
+    kernel : "rbf", "matern32", "matern52", "linear", "auto", or a gpytorch kernel
+        A kernel object is used as it is; `variance` and `lengthscale` do not apply to it. "auto"
+        tries rbf, matern52 and linear.
+    variance, lengthscale, mean : "auto" or float
+        Kernel variance, length scale and the constant prior mean c, in the space of standardised
+        features. "auto": learned in fit, together, from the labels of the bags, by maximising the
+        likelihood of every bag's label under the fit without that bag. `lengthscale="sqrt_dim"`
+        is the square root of the number of features (the paper); `mean="balanced"` the one at
+        which a bag of median size is positive with probability one half.
     n_inducing, inducing : int, "kmeans" or (M, D) array
         Number of inducing points, and how they are placed: k-means, half in positive and half in
         negative bags; or given, in the feature space of `bags.features`.
@@ -95,6 +126,13 @@ class VGPMILPR(BagClassifier):
     optimize : tuple of "inducing", "variance", "lengthscale", "mean"
         What the direct solver also moves to raise the collapsed evidence bound. The bound is a
         poor judge of kernel settings on real data: see the page on the two integrals.
+    tuning_budget : int
+        About how many fits' worth of work may go into what is "auto" (for every kernel tried).
+    calibrated, flags, n_folds : bool, bool, int
+        Fit `n_folds` more models, each without one fold of the bags (patients, `bags.groups`, kept
+        together), at the settings of this one. With `calibrated` their predictions of what they
+        have not seen calibrate `predict_proba`, and `refer_rule` is there; with `flags`
+        `predict_instances` gives p-values and marks patches at a false discovery rate.
     max_iter, tol : int, float
         Most steps of the solver; relative residual at which it has converged.
     random_state : int, Generator or None
@@ -116,19 +154,23 @@ class VGPMILPR(BagClassifier):
     True
     """
 
+    kernel_: str | gpytorch.kernels.Kernel
     coupling_: float
     variance_: float | None  # None with a kernel object
     lengthscale_: float | None
     mean_: float
     evidence_trace_: np.ndarray | None  # None where nothing was optimised
+    tuning_trace_: list[dict[str, Any]] | None  # None where nothing was learned
+    loo_log_likelihood_: float | None
+    cross_fit_: CrossFit | None  # None unless calibrated or flags
 
     def __init__(
         self,
         *,
         kernel="rbf",
-        variance=1.0,
-        lengthscale="sqrt_dim",
-        mean=0.0,
+        variance="auto",
+        lengthscale="auto",
+        mean="auto",
         n_inducing=200,
         inducing="kmeans",
         standardize=True,
@@ -136,6 +178,10 @@ class VGPMILPR(BagClassifier):
         solver="direct",
         moments="diagonal",
         optimize=(),
+        tuning_budget=40,
+        calibrated=False,
+        flags=False,
+        n_folds=5,
         max_iter=200,
         tol=1e-10,
         random_state=None,
@@ -154,6 +200,10 @@ class VGPMILPR(BagClassifier):
         self.solver = solver
         self.moments = moments
         self.optimize = optimize
+        self.tuning_budget = tuning_budget
+        self.calibrated = calibrated
+        self.flags = flags
+        self.n_folds = n_folds
         self.max_iter = max_iter
         self.tol = tol
         self.random_state = random_state
@@ -181,8 +231,11 @@ class VGPMILPR(BagClassifier):
         self._fit_feature_map(bags)
         positive_row = (labels == 1)[bags.bag_index]
         self.inducing_points_ = self._place_inducing(bags, positive_row)
-        self._set_kernel_numbers()
+        self._set_kernel_numbers(bags)
         self._check_kernel(device)
+        self.tuning_trace_, self.loo_log_likelihood_ = None, None
+        if self._learned_names():
+            self._learn(bags, labels, device)
         self.evidence_trace_ = None
         if self.optimize:
             self._climb_evidence(bags, labels, device)
@@ -190,17 +243,7 @@ class VGPMILPR(BagClassifier):
         gp = self._gp(device)
         counts = len(bags), bags.n_instances, len(gp.L)
         logger.info("fit: %d bags, %d instances, %d inducing points", *counts)
-        problem = inference.prepare(
-            gp,
-            lambda rows: self._inputs(bags.features[rows], device),
-            bags.adjacency,
-            bags.offsets,
-            labels == 1,
-            self.coupling_,
-            self.mean_,
-            DTYPES[self.dtype],
-            coupled=self.moments == "coupled",
-        )
+        problem = self._problem(gp, bags, labels)
         solution = self._solve(problem)
         _warn_unsettled(problem)
         q = Posterior.build(solution.w, problem.R)
@@ -210,7 +253,149 @@ class VGPMILPR(BagClassifier):
         self.posterior_covariance_ = q.covariance_u(gp).cpu().numpy()
         self.n_iter_, self.converged_, self.residual_, trace = solution[1:]
         self.elbo_trace_ = np.array(trace) + problem.constant
-        self.loo_log_likelihood_ = None
+        if self.tuning_trace_ is not None and learning.is_small(bags):
+            left_out = self._leave_out(gp, problem, q, bags, labels)
+            self.loo_log_likelihood_ = float(left_out.mean())
+        self.cross_fit_ = None
+        if self.calibrated or self.flags:
+            self.cross_fit_ = CrossFit.fit(
+                self, bags, labels, int(self.n_folds), self._seed(), bool(self.calibrated)
+            )
+
+    def with_settings_fixed(self) -> "VGPMILPR":
+        """A new model with what was learned here as its settings, to fit to other bags."""
+        fixed = {
+            "kernel": self.kernel_,
+            "mean": self.mean_,
+            "calibrated": False,
+            "flags": False,
+            "optimize": (),
+        }
+        if self.variance_ is not None:
+            fixed |= {"variance": self.variance_, "lengthscale": self.lengthscale_}
+        if "coupling" in self.get_params(deep=False):
+            fixed["coupling"] = self.coupling_
+        return clone(self).set_params(**fixed)
+
+    def _problem(self, gp: SparseGP, bags: Bags, labels: np.ndarray) -> inference.Problem:
+        return inference.prepare(
+            gp,
+            lambda rows: self._inputs(bags.features[rows], gp.L.device),
+            bags.adjacency,
+            bags.offsets,
+            labels == 1,
+            self.coupling_,
+            self.mean_,
+            DTYPES[self.dtype],
+            coupled=self.moments == "coupled",
+        )
+
+    # --- Learn the settings -------------------------------------------------------------------
+
+    def _learned_names(self) -> list[str]:
+        """The settings that are "auto" and apply."""
+        own_kernel = isinstance(self.kernel, gpytorch.kernels.Kernel)
+        names = [n for n in ("mean", "coupling") if _is(getattr(self, n, 0.0), "auto")]
+        if not own_kernel:
+            names += [n for n in ("variance", "lengthscale") if _is(getattr(self, n), "auto")]
+        if "coupling" in names and self.coupling_ == 0:
+            names.remove("coupling")  # no edges
+        return [*names, "kernel"] if _is(self.kernel, "auto") else names
+
+    def _learn(self, bags: Bags, labels: np.ndarray, device: torch.device) -> None:
+        """Replace what is "auto" by what the leave-one-bag-out likelihood prefers."""
+        if (np.bincount(labels, minlength=2) < 2).any():
+            raise ValueError(
+                f"learning the settings needs two bags of each class, found "
+                f"{int((labels == 0).sum())} negative and {int(labels.sum())} positive: leaving "
+                "one out would leave none. Give variance, lengthscale, mean and coupling as "
+                "numbers, see gpmil.paper_settings()."
+            )
+        chosen = learning.subsample(labels, self._seed())
+        some = bags if len(chosen) == len(bags) else bags[chosen]
+        rows = learning.thinned_rows(some, lambda b: self._first_look(b, labels[chosen]))
+        kernels = learning.AUTO_KERNELS if _is(self.kernel, "auto") else (self.kernel_,)
+        made = learning.cohort(
+            some,
+            rows,
+            labels[chosen] == 1,
+            lambda x: self._inputs(x, device),
+            self._inputs(self.inducing_points_, device),
+            kernels[0],
+        )
+        names = self._learned_names()
+        fixed = {
+            "variance": self.variance_ or 1.0,
+            "lengthscale": self.lengthscale_ or 1.0,
+            "mean": self.mean_,
+            "coupling": self.coupling_,
+        }
+        fixed = {k: v for k, v in fixed.items() if k not in names}
+        level = learning.balanced_level(bags.sizes) if _is(self.mean, "balanced") else None
+        if level is not None:
+            del fixed["mean"]
+        space = tuning.Space(fixed, math.sqrt(self._n_inputs()), level)
+        found = learning.learn(made, kernels, space, int(self.tuning_budget))
+        self.kernel_ = found.kernel
+        if self.variance_ is not None:
+            self.variance_, self.lengthscale_ = found.settings[:2]
+        self.mean_, self.coupling_ = found.settings[2:]
+        self.loo_log_likelihood_, self.tuning_trace_ = found.score, found.trace
+        logger.info(
+            "learned from %d bags: variance %.3g, length %.3g, mean %.3g, coupling %.3g; "
+            "leave-one-bag-out log likelihood %.4f a bag",
+            len(chosen), *found.settings, found.score,
+        )  # fmt: skip
+
+    def _first_look(self, bags: Bags, labels: np.ndarray) -> Float[np.ndarray, " N"]:
+        """m*/sd of every instance under a fit at the settings that tuning starts from."""
+        first = copy.copy(self)
+        first.variance, first.lengthscale, first.mean = 20.0, 3 * math.sqrt(self._n_inputs()), -7.0
+        first.coupling, first.kernel = min(self.coupling_, 1.0), "rbf"
+        first.inducing, first.moments, first.solver = self.inducing_points_, "diagonal", "direct"
+        first.optimize = ()
+        found = first.fit(bags, labels).predict_instances(bags)
+        return found.mean / found.std
+
+    def leave_one_bag_out(self, bags, y=None) -> Float[np.ndarray, " B"]:
+        """log p(y_b) of every training bag under the fit without it, from this one fit.
+
+        `bags` (and y) are those the model was fitted on. Bag b is taken out by one Newton step of
+        the problem without it; inducing points and settings stay.
+        """
+        bags = self._check_predictable(bags)
+        labels, _ = training_labels(bags, y)
+        device = resolve_device(self.device)
+        with torch.no_grad():
+            gp, q = self._gp(device), self._posterior(device)
+            problem = self._problem(gp, bags, labels)
+            if inference.relative(problem.R - q.R, q.R) > 1e-6:
+                raise ValueError(
+                    "these are not the bags the model was fitted on: leaving one of them out of "
+                    "the fit has no meaning. Pass the training bags."
+                )
+            return self._leave_out(gp, problem, q, bags, labels)
+
+    def _leave_out(
+        self,
+        gp: SparseGP,
+        problem: inference.Problem,
+        q: Posterior,
+        bags: Bags,
+        labels: np.ndarray,
+    ) -> Float[np.ndarray, " B"]:
+        device = gp.L.device
+        positive = torch.from_numpy(labels == 1).to(device)
+
+        def batches() -> Iterator[tuple[np.ndarray, leave_out.Bag]]:
+            for part in dense_parts(
+                bags.adjacency, bags.offsets, np.arange(len(bags)), self.coupling_, device
+            ):
+                x = self._inputs(bags.features[part.rows.cpu().numpy()], device)
+                yield part.bags, leave_out.padded_bag(gp, part, x, positive[part.bags])
+
+        found = inference.leave_one_bag_out(problem, batches(), q.w, self.solver == "direct")
+        return found.cpu().numpy()
 
     def _solve(self, problem: inference.Problem) -> inference.Solution:
         max_iter, tol = int(self.max_iter), float(self.tol)
@@ -218,7 +403,7 @@ class VGPMILPR(BagClassifier):
             return inference.direct(problem, max_iter, tol)
         if self.solver == "newton":
             return inference.newton(problem, max_iter, tol)
-        start = _generator(self.random_state).standard_normal(problem.n_instances)
+        start = generator(self.random_state).standard_normal(problem.n_instances)
         expectation = torch.from_numpy(start).to(problem.R.device)
         return inference.sweeps(problem, expectation, max_iter, tol)
 
@@ -258,24 +443,37 @@ class VGPMILPR(BagClassifier):
 
     def _place_inducing(self, bags: Bags, positive_row: np.ndarray) -> Float[np.ndarray, "M D"]:
         if not isinstance(self.inducing, str):
-            return _check_inducing(self.inducing, bags.n_features)
-        seed = self.random_state
-        if not isinstance(seed, Integral):
-            seed = _generator(seed).integers(2**31)
+            return check_inducing(self.inducing, bags.n_features)
         return kmeans_by_class(
-            bags.features, positive_row, self._feature_map(), int(self.n_inducing), int(seed)
+            bags.features, positive_row, self._feature_map(), int(self.n_inducing), self._seed()
         )
 
-    def _set_kernel_numbers(self) -> None:
-        self.kernel_ = copy.deepcopy(self.kernel)
-        self.mean_ = float(self.mean)
+    def _seed(self) -> int:
+        if isinstance(self.random_state, Integral):
+            return int(self.random_state)
+        return int(generator(self.random_state).integers(2**31))
+
+    def _n_inputs(self) -> int:
+        return len(self.feature_scale_) if self.n_components is None else int(self.n_components)
+
+    def _set_kernel_numbers(self, bags: Bags) -> None:
+        """The settings as numbers; "auto" stands at one until it is learned."""
+        self.kernel_ = "rbf" if _is(self.kernel, "auto") else copy.deepcopy(self.kernel)
+        root_dim = math.sqrt(self._n_inputs())
+        self.variance_ = 1.0 if _is(self.variance, "auto") else float(self.variance)
+        known = {"sqrt_dim": root_dim, "auto": root_dim}
+        self.lengthscale_ = (
+            known[self.lengthscale]
+            if isinstance(self.lengthscale, str)
+            else float(self.lengthscale)
+        )
         if isinstance(self.kernel, gpytorch.kernels.Kernel):
             self.variance_ = self.lengthscale_ = None
-            return
-        n_inputs = len(self.feature_scale_) if self.n_components is None else self.n_components
-        sqrt_dim = isinstance(self.lengthscale, str)
-        self.variance_ = float(self.variance)
-        self.lengthscale_ = float(np.sqrt(n_inputs)) if sqrt_dim else float(self.lengthscale)
+        if _is(self.mean, "balanced"):
+            deviation = math.sqrt(1 + (self.variance_ or 1.0))
+            self.mean_ = learning.balanced_level(bags.sizes) * deviation
+        else:
+            self.mean_ = 0.0 if _is(self.mean, "auto") else float(self.mean)
 
     def _check_kernel(self, device: torch.device) -> None:
         try:
@@ -287,30 +485,26 @@ class VGPMILPR(BagClassifier):
             ) from error
 
     def _check_settings(self) -> None:
-        for name in ("variance", "lengthscale", "mean", "coupling"):
-            if isinstance(getattr(self, name, None), str) and getattr(self, name) == "auto":
-                raise NotImplementedError(f"{name}='auto' is not available yet: give a number.")
-        _generator(self.random_state)
-        _one_of("moments", self.moments, ("diagonal", "coupled"))
-        _one_of("solver", self.solver, SOLVERS)
+        generator(self.random_state)
+        one_of("moments", self.moments, ("diagonal", "coupled"))
+        one_of("solver", self.solver, SOLVERS)
         self._check_optimize()
-        _one_of("dtype", self.dtype, tuple(DTYPES))
+        one_of("dtype", self.dtype, tuple(DTYPES))
         if isinstance(self.inducing, str):
-            _one_of("inducing", self.inducing, ("kmeans",))
-        if isinstance(self.lengthscale, str):
-            _one_of("lengthscale", self.lengthscale, ("sqrt_dim",))
-        else:
-            _number("lengthscale", self.lengthscale, above=0)
-        _number("variance", self.variance, above=0)
-        _number("mean", self.mean)
-        _number("tol", self.tol, above=0)
-        _count("n_inducing", self.n_inducing, least=2)
-        _count("max_iter", self.max_iter, least=1)
-        for name in ("standardize", "verbose"):
+            one_of("inducing", self.inducing, ("kmeans",))
+        word_or_number("lengthscale", self.lengthscale, ("auto", "sqrt_dim"), above=0)
+        word_or_number("variance", self.variance, ("auto",), above=0)
+        word_or_number("mean", self.mean, ("auto", "balanced"))
+        count("tuning_budget", self.tuning_budget, least=1)
+        number("tol", self.tol, above=0)
+        count("n_inducing", self.n_inducing, least=2)
+        count("max_iter", self.max_iter, least=1)
+        count("n_folds", self.n_folds, least=2)
+        for name in ("standardize", "verbose", "calibrated", "flags"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if self.n_components is not None:
-            _count("n_components", self.n_components, least=1)
+            count("n_components", self.n_components, least=1)
         if not isinstance(self.kernel, str | gpytorch.kernels.Kernel):
             raise ValueError(
                 f"kernel must be a name or a gpytorch kernel, got {type(self.kernel).__name__}."
@@ -324,6 +518,12 @@ class VGPMILPR(BagClassifier):
                 f"optimize must be a tuple of different names among {list(evidence.SETTINGS)}, "
                 f"got {self.optimize!r}."
             )
+        learned = {n for n in self.optimize if _is(getattr(self, n, None), "auto")}
+        if learned:
+            raise ValueError(
+                f"{sorted(learned)} cannot be both 'auto' and in optimize: give a number to start "
+                "from, or leave it out of optimize."
+            )
         if self.optimize and self.solver != "direct":
             raise ValueError(f"optimize needs solver='direct', got solver={self.solver!r}.")
         fixed = {"variance", "lengthscale"} & set(self.optimize)
@@ -335,9 +535,27 @@ class VGPMILPR(BagClassifier):
 
     # --- Predict ------------------------------------------------------------------------------
 
-    def predict_instances(self, bags) -> InstancePredictions:
-        """P(h_i = 1) of every instance with mean and deviation of m*_i (eq. pred_instance)."""
+    def predict_instances(
+        self, bags, *, rate: float = 0.1, within: str = "bag", weights: str = "patch"
+    ) -> InstancePredictions:
+        """P(h_i = 1) of every instance with mean and deviation of m*_i (eq. pred_instance).
+
+        Of a model fitted with flags=True also a p-value against the patches of negative bags, and
+        the patches marked at a false discovery rate of `rate`, controlled `within` every "bag" or
+        over all bags given ("cohort"). `weights="bag"` counts negative bags in place of their
+        patches, for large cohorts. See `gpmil.calibration` for what is promised.
+        """
         bags = self._check_predictable(bags)
+        one_of("within", within, ("bag", "cohort"))
+        found = self._instances(bags)
+        if self.cross_fit_ is None or not self.flags:
+            return found
+        p = self.cross_fit_.p_values(bags, weights)
+        slides = bags.bag_index if within == "bag" else None
+        flagged = calibration.benjamini_hochberg(p, rate, slides)
+        return replace(found, p_value=p, flagged=flagged)
+
+    def _instances(self, bags: Bags) -> InstancePredictions:
         device = resolve_device(self.device)
         mean = np.empty(bags.n_instances)
         std = np.empty(bags.n_instances)
@@ -363,8 +581,69 @@ class VGPMILPR(BagClassifier):
         """Bags and instances from one pass, cheaper than one for each."""
         bags = self._check_predictable(bags)
         log_p, error, mean, std = self._slides(bags, resolve_device(self.device))
+        log_p = self._calibrate(log_p)
         instances = InstancePredictions(ndtr(mean / std), mean, std, bags)
         return Predictions(log_p, error, instances)
+
+    def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
+        if self.cross_fit_ is None or self.cross_fit_.calibrator is None:
+            return log_p
+        p = self.cross_fit_.calibrator.predict(log_odds(log_p))
+        return np.log1p(-p)
+
+    def refer_rule(self, alpha: float, delta: float = 0.1) -> ReferRule:
+        """When a slide may be accepted without a second look: error at most alpha among those.
+
+        With probability 1 - delta; from out-of-fold predictions of the training bags, patients
+        as units where the bags had groups. `rule.decide(model.predict_proba(bags)[:, 1])`.
+        """
+        check_is_fitted(self)
+        if self.cross_fit_ is None or self.cross_fit_.calibrator is None:
+            raise ValueError(
+                "refer_rule needs out-of-fold predictions: fit the model with calibrated=True."
+            )
+        known = self.cross_fit_
+        grouped = len(np.unique(known.groups)) < len(known.groups)
+        groups = known.groups if grouped else None
+        return ReferRule.fit(known.probability(), known.labels, alpha, delta, groups)
+
+    def predict_interval(
+        self, bags, *, level: float = 0.9, n_draws: int = 64
+    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
+        """Where P(y = 1 | u) lies with probability `level`, u drawn from q(u).
+
+        What is left then is the randomness of the patches; the width says how much more bags like
+        these could still move the probability.
+        """
+        bags = self._check_predictable(bags)
+        count("n_draws", n_draws, least=2)
+        draws = self._draws(bags, int(n_draws), resolve_device(self.device))
+        low, high = calibration.interval(draws, level)
+        return low, high
+
+    def _draws(self, bags: Bags, n_draws: int, device: torch.device) -> np.ndarray:
+        """P(y = 1 | u) of every bag for draws of u, by plain EP."""
+        log_p = np.empty((n_draws, len(bags)))
+        with torch.no_grad():
+            gp, q = self._gp(device), self._posterior(device)
+            noise = np.random.default_rng(0).standard_normal((len(q.w), n_draws))
+            # w ~ N(w, R^-1)
+            w = q.w[:, None] + torch.linalg.solve_triangular(
+                q.chol_R.mT, torch.from_numpy(noise).to(device), upper=True
+            )
+            for part in dense_parts(
+                bags.adjacency, bags.offsets, np.arange(len(bags)), self._predict_strength(bags),
+                device,
+            ):  # fmt: skip
+                x = self._inputs(bags.features[part.rows.cpu().numpy()], device)
+                bag = leave_out.padded_bag(gp, part, x, part.mask[:, 0])
+                # m | u ~ N(Sigma (c + W w), Sigma + Sigma (K - W W') Sigma)
+                S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT
+                mu = self.mean_ + bag.H @ w
+                for s in range(n_draws):
+                    found = orthant.log_orthant_ep(mu[..., s], (S + S.mT) / 2, bag.mask)
+                    log_p[s, part.bags] = found.cpu().numpy()
+        return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
 
     def _slides(self, bags: Bags, device: torch.device) -> tuple[np.ndarray, ...]:
         """log P(all negative) and its error a bag; mean and deviation of m* an instance."""
@@ -387,8 +666,8 @@ class VGPMILPR(BagClassifier):
                 )
                 mean[rows], std[rows] = (a[part.mask].cpu().numpy() for a in (mu, sd))
             for b in np.flatnonzero(large):
-                rows = slice(bags.offsets[b], bags.offsets[b + 1])
-                log_p[b], error[b], mean[rows], std[rows] = self._large_bag(
+                own = slice(bags.offsets[b], bags.offsets[b + 1])
+                log_p[b], error[b], mean[own], std[own] = self._large_bag(
                     bags[int(b)], predictor, strength
                 )
         return log_p, error, mean, std
@@ -450,6 +729,10 @@ class VGPMILPR(BagClassifier):
     def save(self, path: str | os.PathLike) -> None:
         """Write the model to a folder (safetensors and JSON); `gpmil.load` reads it."""
         check_is_fitted(self)
+        persistence.write(path, *self._saved())
+
+    def _saved(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Arrays and card; the models of a cross-fit under names of their own."""
         arrays = {k: getattr(self, k) for k in ARRAYS if getattr(self, k) is not None}
         settings = self.get_params(deep=False)
         del settings["kernel"], settings["device"]  # kept apart; chosen anew where it is loaded
@@ -457,18 +740,26 @@ class VGPMILPR(BagClassifier):
             arrays["setting.inducing"] = np.asarray(settings.pop("inducing"))
         named = isinstance(self.kernel_, str)
         if not named:
-            arrays |= _kernel_arrays(self.kernel_, self._gp(CPU).inducing)
-        card = {
+            arrays |= kernel_arrays(self.kernel_, self._gp(CPU).inducing)
+        card: dict[str, Any] = {
             "class": type(self).__name__,
-            "settings": {
-                k: _plain(v) for k, v in settings.items() if k not in ("device", "kernel")
-            },
+            "settings": {k: plain(v) for k, v in settings.items() if k not in ("device", "kernel")},
             "kernel": self.kernel_ if named else None,
             "kernel_object": None if named else type(self.kernel_).__name__,
             "fitted": {k: getattr(self, k) for k in NUMBERS},
             "versions": package_versions(),
+            "folds": [],
+            "calibrator": None,
         }
-        persistence.write(path, arrays, card)
+        if self.cross_fit_ is None:
+            return arrays, card
+        for k, model in enumerate(self.cross_fit_.models):
+            own, own_card = model._saved()
+            arrays |= {f"fold{k}.{name}": a for name, a in own.items()}
+            card["folds"].append(own_card)
+        if self.cross_fit_.calibrator is not None:
+            card["calibrator"] = self.cross_fit_.calibrator.to_dict()
+        return arrays | self.cross_fit_.arrays(), card
 
     @classmethod
     def _from_saved(cls, arrays: dict[str, np.ndarray], card: dict[str, Any], kernel=None):
@@ -488,9 +779,16 @@ class VGPMILPR(BagClassifier):
             setattr(model, name, card["fitted"][name])
         model.kernel = model.kernel_ = card["kernel"]
         if card["kernel_object"] is not None:
-            kernel = _fill_kernel(card["kernel_object"], kernel, arrays)
+            kernel = fill_kernel(card["kernel_object"], kernel, arrays)
             model.kernel, model.kernel_ = kernel, copy.deepcopy(kernel)
-            _compare_kernel(kernel, model._inputs(model.inducing_points_, CPU), arrays)
+            compare_kernel(kernel, model._inputs(model.inducing_points_, CPU), arrays)
+        model.cross_fit_ = None
+        if card["folds"]:
+            folds = [
+                cls._from_saved(_with_prefix(arrays, f"fold{k}."), own, kernel)
+                for k, own in enumerate(card["folds"])
+            ]
+            model.cross_fit_ = cross_fit.restore(folds, arrays, card["calibrator"])
         return model
 
 
@@ -499,9 +797,10 @@ class VGPMILPRI(VGPMILPR):
 
     Parameters
     ----------
-    coupling : float
+    coupling : "auto" or float
         lambda >= 0, the strength of the coupling between contiguous instances; 0 is VGPMIL-PR.
-        Bags without coordinates or edges run uncoupled, which is said once.
+        "auto": learned with the other settings. Bags without coordinates or edges run uncoupled,
+        which is said once.
     **others
         As `VGPMILPR`.
 
@@ -519,11 +818,11 @@ class VGPMILPRI(VGPMILPR):
     def __init__(
         self,
         *,
-        coupling=0.5,
+        coupling="auto",
         kernel="rbf",
-        variance=1.0,
-        lengthscale="sqrt_dim",
-        mean=0.0,
+        variance="auto",
+        lengthscale="auto",
+        mean="auto",
         n_inducing=200,
         inducing="kmeans",
         standardize=True,
@@ -531,6 +830,10 @@ class VGPMILPRI(VGPMILPR):
         solver="direct",
         moments="diagonal",
         optimize=(),
+        tuning_budget=40,
+        calibrated=False,
+        flags=False,
+        n_folds=5,
         max_iter=200,
         tol=1e-10,
         random_state=None,
@@ -550,6 +853,10 @@ class VGPMILPRI(VGPMILPR):
             solver=solver,
             moments=moments,
             optimize=optimize,
+            tuning_budget=tuning_budget,
+            calibrated=calibrated,
+            flags=flags,
+            n_folds=n_folds,
             max_iter=max_iter,
             tol=tol,
             random_state=random_state,
@@ -561,18 +868,27 @@ class VGPMILPRI(VGPMILPR):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        _number("coupling", self.coupling, least=0)
+        word_or_number("coupling", self.coupling, ("auto",), least=0)
 
     def _coupling_strength(self, bags: Bags) -> float:
-        strength = check_strength(float(self.coupling))
+        learned = _is(self.coupling, "auto")
+        strength = 1.0 if learned else check_strength(float(self.coupling))
         if strength > 0 and not bags.has_geometry:
             logger.warning(
                 "the bags have neither coordinates nor edges: the model runs uncoupled "
-                "(coupling 0 instead of %g). Give coords= or edges= to couple neighbours.",
-                strength,
+                "(coupling 0 instead of %s). Give coords= or edges= to couple neighbours.",
+                "a learned one" if learned else f"{strength:g}",
             )
             return 0.0
         return strength
+
+
+def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def _is(value: Any, word: str) -> bool:
+    return isinstance(value, str) and value == word
 
 
 def paper_settings(model: str = "VGPMILPRI") -> dict[str, Any]:
@@ -608,106 +924,4 @@ def _warn_unsettled(problem: inference.Problem) -> None:
             "moments are rough. A smaller coupling or variance, or moments='diagonal', avoids it.",
             ConvergenceWarning,
             stacklevel=5,
-        )
-
-
-# --- Checks of single settings ----------------------------------------------------------------
-
-
-def _generator(random_state: Any) -> np.random.Generator:
-    try:
-        return np.random.default_rng(random_state)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"random_state must be a whole number >= 0, a generator or None, got {random_state!r}."
-        ) from error
-
-
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}.")
-
-
-def _number(name: str, value: Any, above: float | None = None, least: float | None = None) -> None:
-    wanted = "a finite number"
-    if above is not None:
-        wanted += f" > {above:g}"
-    if least is not None:
-        wanted += f" >= {least:g}"
-    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or (above is not None and value <= above) or (least is not None and value < least):
-        raise ValueError(f"{name} must be {wanted}, got {value!r}.")
-
-
-def _count(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}.")
-
-
-def _check_inducing(points: Any, n_features: int) -> Float[np.ndarray, "M D"]:
-    try:
-        found = np.array(points, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"inducing must be an (M, {n_features}) array of numbers, or 'kmeans': {error}."
-        ) from error
-    if found.ndim != 2 or found.shape[1] != n_features or not len(found):
-        raise ValueError(
-            f"inducing must be an (M, {n_features}) array in the feature space of the bags, or "
-            f"'kmeans'; got an array of shape {found.shape}."
-        )
-    if not np.isfinite(found).all():
-        raise ValueError("inducing points hold NaN or infinite values.")
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """A setting as JSON: numbers and strings stay, a generator's state is not kept."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, str | bool | int | float | None) else None
-
-
-def _kernel_arrays(
-    kernel: gpytorch.kernels.Kernel, inducing: torch.Tensor
-) -> dict[str, np.ndarray]:
-    """The parameters of a kernel object, and a column of its values to know it again by."""
-    state = {f"kernel.{k}": v.detach().cpu().numpy() for k, v in kernel.state_dict().items()}
-    return state | {"kernel_values": _kernel_column(kernel, inducing)}
-
-
-def _kernel_column(kernel: gpytorch.kernels.Kernel, inducing: torch.Tensor) -> np.ndarray:
-    return Kernel(kernel, 1.0, 1.0)(inducing, inducing[:1])[:, 0].numpy()
-
-
-def _fill_kernel(name: str, kernel: Any, arrays: dict[str, np.ndarray]) -> gpytorch.kernels.Kernel:
-    if type(kernel).__name__ != name:
-        raise ValueError(
-            f"the model was fitted with a kernel object of class {name}: pass a new one, "
-            f"gpmil.load(path, kernel={name}(...)), and its saved values are filled in."
-        )
-    state = {
-        k.removeprefix("kernel."): torch.from_numpy(v)
-        for k, v in arrays.items()
-        if k.startswith("kernel.")
-    }
-    kernel = copy.deepcopy(kernel)
-    try:
-        kernel.load_state_dict(state)
-    except RuntimeError as error:
-        raise ValueError(
-            f"the saved values do not fit this kernel: build it as it was for fit. {error}"
-        ) from error
-    return kernel
-
-
-def _compare_kernel(
-    kernel: gpytorch.kernels.Kernel, inducing: torch.Tensor, arrays: dict[str, np.ndarray]
-) -> None:
-    if not np.allclose(_kernel_column(kernel, inducing), arrays["kernel_values"], rtol=1e-6):
-        raise ValueError(
-            "this kernel takes the saved parameters but gives other values than the one the model "
-            "was fitted with: build it as it was for fit (its parts, the order of a Matern)."
         )

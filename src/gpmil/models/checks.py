@@ -1,0 +1,83 @@
+"""Checks of single settings: what was expected, what was found."""
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+
+def generator(random_state: Any) -> np.random.Generator:
+    """The generator that random_state names."""
+    try:
+        return np.random.default_rng(random_state)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"random_state must be a whole number >= 0, a generator or None, got {random_state!r}."
+        ) from error
+
+
+def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Insist on one of some words."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}.")
+
+
+def number(name: str, value: Any, above: float | None = None, least: float | None = None) -> None:
+    """Insist on a finite number within its limits."""
+    wanted = "a finite number"
+    if above is not None:
+        wanted += f" > {above:g}"
+    if least is not None:
+        wanted += f" >= {least:g}"
+    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or (above is not None and value <= above) or (least is not None and value < least):
+        raise ValueError(f"{name} must be {wanted}, got {value!r}.")
+
+
+def word_or_number(
+    name: str,
+    value: Any,
+    words: tuple[str, ...],
+    above: float | None = None,
+    least: float | None = None,
+) -> None:
+    """Insist on one of some words, or on a number."""
+    if not isinstance(value, str):
+        number(name, value, above, least)
+    elif value not in words:
+        raise ValueError(f"{name} must be a number or one of {list(words)}, got {value!r}.")
+
+
+def count(name: str, value: Any, least: int) -> None:
+    """Insist on a whole number."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}.")
+
+
+def check_inducing(points: Any, n_features: int) -> Float[np.ndarray, "M D"]:
+    """Inducing points given as an array."""
+    try:
+        found = np.array(points, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"inducing must be an (M, {n_features}) array of numbers, or 'kmeans': {error}."
+        ) from error
+    if found.ndim != 2 or found.shape[1] != n_features or not len(found):
+        raise ValueError(
+            f"inducing must be an (M, {n_features}) array in the feature space of the bags, or "
+            f"'kmeans'; got an array of shape {found.shape}."
+        )
+    if not np.isfinite(found).all():
+        raise ValueError("inducing points hold NaN or infinite values.")
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON: numbers and strings stay, a generator's state is not kept."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, tuple | list):
+        return [plain(v) for v in value]
+    return value if isinstance(value, str | bool | int | float | None) else None

@@ -1,0 +1,138 @@
+"""K models, each fitted without one fold of the cohort: what is known of bags no model has seen.
+
+Their predictions of the bags they have not seen calibrate the slides, tell which slides can be
+accepted, and say how high the patches of negative bags score (calibration.py).
+"""
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from gpmil import calibration
+from gpmil.bags import Bags
+from gpmil.calibration import ConformalReference, SlideCalibrator
+from gpmil.models.base import InstancePredictions, log_odds
+
+logger = logging.getLogger("gpmil")
+ARRAYS = ("labels", "groups", "fold", "fingerprints", "log_odds")
+
+
+@dataclass(frozen=True)
+class CrossFit:
+    """The K models, what they said of the bags held out, and what follows from it."""
+
+    models: list[Any]
+    labels: Int[np.ndarray, " B"]
+    groups: Int[np.ndarray, " B"]  # patients as numbers; every bag its own where none were given
+    fold: Int[np.ndarray, " B"]
+    fingerprints: Int[np.ndarray, " B"]
+    log_odds: Float[np.ndarray, " B"]  # of a positive bag, out of fold
+    reference: ConformalReference
+    calibrator: SlideCalibrator | None  # None: slides are not calibrated
+
+    @classmethod
+    def fit(
+        cls,
+        model: Any,
+        bags: Bags,
+        labels: np.ndarray,
+        n_folds: int,
+        seed: int,
+        calibrated: bool,
+    ) -> "CrossFit":
+        """Fit copies of `model`, its settings fixed, without one fold each."""
+        groups = None if bags.groups is None else np.unique(bags.groups, return_inverse=True)[1]
+        fold = calibration.folds(labels, bags.groups, n_folds, seed)
+        n_folds = int(fold.max()) + 1
+        models, odds = [], np.empty(len(bags))
+        scores = np.empty(bags.n_instances)
+        for k in range(n_folds):
+            logger.info("cross-fitting: model %d of %d", k + 1, n_folds)
+            models.append(model.with_settings_fixed().fit(bags[fold != k], labels[fold != k]))
+            found = models[k].predict_all(bags[fold == k])
+            odds[fold == k] = log_odds(found.log_proba_negative)
+            scores[fold[bags.bag_index] == k] = suspicion(found.instances)
+        negative = labels[bags.bag_index] == 0
+        bag = bags.bag_index[negative]
+        reference = ConformalReference.build(scores[negative], fold[bag], bag, n_folds)
+        logger.info("smallest possible p-value of a patch: %.2g", reference.smallest())
+        return cls(
+            models,
+            labels,
+            np.arange(len(bags)) if groups is None else groups,
+            fold,
+            fingerprints(bags),
+            odds,
+            reference,
+            SlideCalibrator.fit(odds, labels) if calibrated else None,
+        )
+
+    def probability(self) -> Float[np.ndarray, " B"]:
+        """Calibrated P(y = 1) out of fold: the calibration, too, has not seen the fold."""
+        p = np.empty(len(self.labels))
+        for k in range(int(self.fold.max()) + 1):
+            inside = self.fold == k
+            others = SlideCalibrator.fit(self.log_odds[~inside], self.labels[~inside])
+            p[inside] = others.predict(self.log_odds[inside])
+        return p
+
+    def p_values(self, bags: Bags, weights: str) -> Float[np.ndarray, " N"]:
+        """Conformal p-values; a bag of the training cohort only meets the model without it."""
+        scores = np.stack([suspicion(m.predict_instances(bags)) for m in self.models])
+        p = calibration.p_values(self.reference, scores, weights=weights)
+        known, own = self._own(bags)
+        rows = known[bags.bag_index]
+        if rows.any():
+            bag = own[bags.bag_index[rows]]
+            p[rows] = calibration.p_values(
+                self.reference,
+                scores[:, rows],
+                weights=weights,
+                own_fold=self.fold[bag],
+                own_bag=bag,
+            )
+        return p
+
+    def _own(self, bags: Bags) -> tuple[Bool[np.ndarray, " b"], Int[np.ndarray, " b"]]:
+        """Which bags were in the training cohort, and where."""
+        order = np.argsort(self.fingerprints, kind="stable")
+        ordered, found = self.fingerprints[order], fingerprints(bags)
+        place = np.minimum(np.searchsorted(ordered, found), len(ordered) - 1)
+        return ordered[place] == found, order[place]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What is saved of it, but for the models."""
+        own = {f"cross_fit.{name}": getattr(self, name) for name in ARRAYS}
+        return own | {f"reference.{k}": v for k, v in vars(self.reference).items()}
+
+
+def restore(
+    models: list[Any], arrays: dict[str, np.ndarray], card: dict[str, Any] | None
+) -> CrossFit:
+    """From what `CrossFit.arrays` and the calibrator's card saved."""
+    prefix = "reference."
+    own = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+    return CrossFit(
+        models,
+        **{name: arrays[f"cross_fit.{name}"] for name in ARRAYS},
+        reference=ConformalReference(**own),
+        calibrator=None if card is None else SlideCalibrator.from_dict(card),
+    )
+
+
+def suspicion(found: InstancePredictions) -> Float[np.ndarray, " N"]:
+    """The score that patches are compared by: m*/sd, which is P(h = 1) without its rounding."""
+    return found.mean / found.std
+
+
+def fingerprints(bags: Bags) -> Int[np.ndarray, " B"]:
+    """A number a bag that tells whether it is one of the training bags."""
+    found = [
+        hashlib.blake2b(np.ascontiguousarray(rows), digest_size=8).digest()
+        for rows in np.split(bags.features, bags.offsets[1:-1])
+    ]
+    return np.array([int.from_bytes(f, "little", signed=True) for f in found], dtype=np.int64)

@@ -1,0 +1,120 @@
+"""From a cohort to the settings that "auto" stands for (tuning.py does the work)."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gpytorch.kernels import Kernel as GPyTorchKernel
+from jaxtyping import Float, Int
+from scipy.special import ndtri
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+
+from gpmil import tuning
+from gpmil.bags import Bags
+from gpmil.tuning import Cohort, Search, Space
+
+logger = logging.getLogger("gpmil")
+
+MOST_BAGS = 500  # bags that tuning looks at
+MOST_INSTANCES = 1_000  # instances a bag that tuning looks at
+AUTO_KERNELS = ("rbf", "matern52", "linear")
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What was chosen, how well it scored, and everything that was tried."""
+
+    kernel: str | GPyTorchKernel
+    settings: tuning.Settings
+    score: float
+    trace: list[dict[str, Any]]
+
+
+def balanced_level(sizes: Int[np.ndarray, " B"]) -> float:
+    """u with Phi(-u)^n = 1/2, n the median bag: a typical bag is positive with probability 1/2.
+
+    The prior mean is then c = u sqrt(1 + variance), the deviation of a patch variable.
+
+    >>> round(balanced_level(np.array([50, 100, 400])), 3)
+    -2.462
+    """
+    return -float(ndtri(0.5 ** (1 / np.median(sizes))))
+
+
+def is_small(bags: Bags) -> bool:
+    """Whether tuning looks at the whole cohort."""
+    return len(bags) <= MOST_BAGS and int(bags.sizes.max()) <= MOST_INSTANCES
+
+
+def subsample(labels: Int[np.ndarray, " B"], seed: int) -> Int[np.ndarray, " b"]:
+    """The bags to tune on: all, or 500 with the classes in their proportion."""
+    everyone = np.arange(len(labels))
+    if len(labels) <= MOST_BAGS:
+        return everyone
+    logger.info("tuning on a stratified subsample of %d of %d bags", MOST_BAGS, len(labels))
+    few = min(np.bincount(labels))
+    stratify = labels if few >= 2 else None
+    chosen, _ = train_test_split(
+        everyone, train_size=MOST_BAGS, stratify=stratify, random_state=seed
+    )
+    return np.sort(chosen)
+
+
+def thinned_rows(
+    bags: Bags, score: Callable[[Bags], Float[np.ndarray, " N"]]
+) -> Int[np.ndarray, " n"]:
+    """Rows to tune on: of a bag above the limit those that a first model finds most suspicious.
+
+    They all but decide the bag's probability, in negative bags as in positive ones.
+    """
+    large = bags.sizes > MOST_INSTANCES
+    if not large.any():
+        return np.arange(bags.n_instances)
+    logger.info(
+        "tuning looks at the %d most suspicious instances of %d bags that have more",
+        MOST_INSTANCES,
+        int(large.sum()),
+    )
+    suspicion = score(bags)
+    kept = [
+        np.arange(start, stop)
+        if stop - start <= MOST_INSTANCES
+        else start + np.sort(np.argsort(-suspicion[start:stop], kind="stable")[:MOST_INSTANCES])
+        for start, stop in zip(bags.offsets[:-1], bags.offsets[1:], strict=True)
+    ]
+    return np.concatenate(kept)
+
+
+def cohort(
+    bags: Bags,
+    rows: Int[np.ndarray, " n"],
+    positive: np.ndarray,
+    inputs: Callable[[np.ndarray], Tensor],
+    inducing: Float[Tensor, "M d"],
+    kernel: str | GPyTorchKernel,
+) -> Cohort:
+    """The chosen rows of the bags as tuning takes them."""
+    sizes = np.bincount(bags.bag_index[rows], minlength=len(bags))
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    adjacency = bags.adjacency[rows][:, rows]
+    return Cohort(inputs(bags.features[rows]), inducing, adjacency, offsets, positive, kernel)
+
+
+def learn(
+    made: Cohort, kernels: tuple[str | GPyTorchKernel, ...], space: Space, budget: int
+) -> Learned:
+    """Search under every kernel; the best objective wins."""
+    searches: list[Search] = []
+    for kernel in kernels:
+        same = kernel == made.kernel
+        searches.append(tuning.search(made if same else made.with_kernel(kernel), space, budget))
+    best = max(searches, key=lambda s: s.best.objective)
+    trace = [
+        {"kernel": t.kernel, **t.settings._asdict(), "score": t.score, "objective": t.objective}
+        for s in searches
+        for t in s.trace
+    ]
+    return Learned(best.cohort.kernel, best.best.settings, best.best.score, trace)
