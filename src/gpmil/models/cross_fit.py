@@ -132,7 +132,7 @@ def suspicion(found: InstancePredictions) -> Float[np.ndarray, " N"]:
 def fingerprints(bags: Bags) -> Int[np.ndarray, " B"]:
     """A number a bag that tells whether it is one of the training bags."""
     found = [
-        hashlib.blake2b(np.ascontiguousarray(rows), digest_size=8).digest()
+        hashlib.blake2b(np.ascontiguousarray(rows).tobytes(), digest_size=8).digest()
         for rows in np.split(bags.features, bags.offsets[1:-1])
     ]
     return np.array([int.from_bytes(f, "little", signed=True) for f in found], dtype=np.int64)

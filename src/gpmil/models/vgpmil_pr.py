@@ -7,10 +7,8 @@ the Gaussian process at M inducing points; predictions follow from it in closed 
 import copy
 import logging
 import math
-import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -18,34 +16,23 @@ import gpytorch
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.special import ndtr
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import check_is_fitted
 
 from gpmil import (
-    calibration,
     evidence,
     features,
     inference,
     leave_out,
-    orthant,
-    persistence,
     tuning,
 )
 from gpmil.bags import Bags
-from gpmil.calibration import ReferRule
-from gpmil.coupling import check_strength, dense_parts, parts, sparse_precision
+from gpmil.coupling import check_strength, dense_parts
 from gpmil.inducing import kmeans_by_class
-from gpmil.models import cross_fit, learning
+from gpmil.models import learning
 from gpmil.models.base import (
-    BagClassifier,
-    InstancePredictions,
-    Predictions,
     check_bags,
     cohort_card,
-    log_odds,
-    package_versions,
     progress_shown,
     resolve_device,
     training_labels,
@@ -56,49 +43,20 @@ from gpmil.models.checks import (
     generator,
     number,
     one_of,
-    plain,
     word_or_number,
 )
 from gpmil.models.cross_fit import CrossFit
-from gpmil.models.kernel_objects import compare_kernel, fill_kernel, kernel_arrays
-from gpmil.orthant_large import log_orthant_large
-from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, marginal
+from gpmil.models.saved import Saved
+from gpmil.sparse_gp import Posterior, SparseGP
 
 logger = logging.getLogger("gpmil")
 
 CPU = torch.device("cpu")
-LARGE = 1500  # instances a bag above which dense matrices cost more than sparse ones on a CPU
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 SOLVERS = ("direct", "newton", "sweeps")
-ARRAYS = (
-    "inducing_points_",
-    "posterior_mean_",
-    "posterior_covariance_",
-    "whitened_mean_",
-    "whitened_precision_",
-    "feature_mean_",
-    "feature_scale_",
-    "feature_components_",
-    "elbo_trace_",
-    "evidence_trace_",
-    "classes_",
-)
-NUMBERS = (
-    "coupling_",
-    "variance_",
-    "lengthscale_",
-    "mean_",
-    "n_iter_",
-    "converged_",
-    "residual_",
-    "loo_log_likelihood_",
-    "tuning_trace_",
-    "n_features_in_",
-    "cohort_",
-)
 
 
-class VGPMILPR(BagClassifier):
+class VGPMILPR(Saved):
     """Probit Gaussian-process MIL without coupling (Wang et al.; eqs. mgf, ygm).
 
     Parameters
@@ -153,16 +111,6 @@ class VGPMILPR(BagClassifier):
     >>> float(model.score(bags)) > 0.9
     True
     """
-
-    kernel_: str | gpytorch.kernels.Kernel
-    coupling_: float
-    variance_: float | None  # None with a kernel object
-    lengthscale_: float | None
-    mean_: float
-    evidence_trace_: np.ndarray | None  # None where nothing was optimised
-    tuning_trace_: list[dict[str, Any]] | None  # None where nothing was learned
-    loo_log_likelihood_: float | None
-    cross_fit_: CrossFit | None  # None unless calibrated or flags
 
     def __init__(
         self,
@@ -533,264 +481,6 @@ class VGPMILPR(BagClassifier):
                 "is. Leave them out, or name the kernel."
             )
 
-    # --- Predict ------------------------------------------------------------------------------
-
-    def predict_instances(
-        self, bags, *, rate: float = 0.1, within: str = "bag", weights: str = "patch"
-    ) -> InstancePredictions:
-        """P(h_i = 1) of every instance with mean and deviation of m*_i (eq. pred_instance).
-
-        Of a model fitted with flags=True also a p-value against the patches of negative bags, and
-        the patches marked at a false discovery rate of `rate`, controlled `within` every "bag" or
-        over all bags given ("cohort"). `weights="bag"` counts negative bags in place of their
-        patches, for large cohorts. See `gpmil.calibration` for what is promised.
-        """
-        bags = self._check_predictable(bags)
-        one_of("within", within, ("bag", "cohort"))
-        found = self._instances(bags)
-        if self.cross_fit_ is None or not self.flags:
-            return found
-        p = self.cross_fit_.p_values(bags, weights)
-        slides = bags.bag_index if within == "bag" else None
-        flagged = calibration.benjamini_hochberg(p, rate, slides)
-        return replace(found, p_value=p, flagged=flagged)
-
-    def _instances(self, bags: Bags) -> InstancePredictions:
-        device = resolve_device(self.device)
-        mean = np.empty(bags.n_instances)
-        std = np.empty(bags.n_instances)
-        with torch.no_grad():
-            predictor = self._predictor(device)
-            for part in parts(bags.adjacency, bags.offsets, self._predict_strength(bags), device):
-                rows = part.rows.cpu().numpy()
-                x = self._inputs(bags.features[rows], device)
-                mu, variance = marginal(predictor, part, x)
-                mean[rows], std[rows] = mu.cpu().numpy(), variance.sqrt().cpu().numpy()
-        # p(h_i = 1) = Phi(mu_i / sqrt(S_ii))
-        return InstancePredictions(ndtr(mean / std), mean, std, bags)
-
-    def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
-        """log P(all instances negative) of each bag, and an estimate of its error (eq. pred_bag).
-
-        Deterministic, and never minus infinity or zero; see `gpmil.orthant`.
-        """
-        found = self._slides(self._check_predictable(bags), resolve_device(self.device))
-        return found[0], found[1]
-
-    def predict_all(self, bags) -> Predictions:
-        """Bags and instances from one pass, cheaper than one for each."""
-        bags = self._check_predictable(bags)
-        log_p, error, mean, std = self._slides(bags, resolve_device(self.device))
-        log_p = self._calibrate(log_p)
-        instances = InstancePredictions(ndtr(mean / std), mean, std, bags)
-        return Predictions(log_p, error, instances)
-
-    def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
-        if self.cross_fit_ is None or self.cross_fit_.calibrator is None:
-            return log_p
-        p = self.cross_fit_.calibrator.predict(log_odds(log_p))
-        return np.log1p(-p)
-
-    def refer_rule(self, alpha: float, delta: float = 0.1) -> ReferRule:
-        """When a slide may be accepted without a second look: error at most alpha among those.
-
-        With probability 1 - delta; from out-of-fold predictions of the training bags, patients
-        as units where the bags had groups. `rule.decide(model.predict_proba(bags)[:, 1])`.
-        """
-        check_is_fitted(self)
-        if self.cross_fit_ is None or self.cross_fit_.calibrator is None:
-            raise ValueError(
-                "refer_rule needs out-of-fold predictions: fit the model with calibrated=True."
-            )
-        known = self.cross_fit_
-        grouped = len(np.unique(known.groups)) < len(known.groups)
-        groups = known.groups if grouped else None
-        return ReferRule.fit(known.probability(), known.labels, alpha, delta, groups)
-
-    def predict_interval(
-        self, bags, *, level: float = 0.9, n_draws: int = 64
-    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
-        """Where P(y = 1 | u) lies with probability `level`, u drawn from q(u).
-
-        What is left then is the randomness of the patches; the width says how much more bags like
-        these could still move the probability.
-        """
-        bags = self._check_predictable(bags)
-        count("n_draws", n_draws, least=2)
-        draws = self._draws(bags, int(n_draws), resolve_device(self.device))
-        low, high = calibration.interval(draws, level)
-        return low, high
-
-    def _draws(self, bags: Bags, n_draws: int, device: torch.device) -> np.ndarray:
-        """P(y = 1 | u) of every bag for draws of u, by plain EP."""
-        log_p = np.empty((n_draws, len(bags)))
-        with torch.no_grad():
-            gp, q = self._gp(device), self._posterior(device)
-            noise = np.random.default_rng(0).standard_normal((len(q.w), n_draws))
-            # w ~ N(w, R^-1)
-            w = q.w[:, None] + torch.linalg.solve_triangular(
-                q.chol_R.mT, torch.from_numpy(noise).to(device), upper=True
-            )
-            for part in dense_parts(
-                bags.adjacency, bags.offsets, np.arange(len(bags)), self._predict_strength(bags),
-                device,
-            ):  # fmt: skip
-                x = self._inputs(bags.features[part.rows.cpu().numpy()], device)
-                bag = leave_out.padded_bag(gp, part, x, part.mask[:, 0])
-                # m | u ~ N(Sigma (c + W w), Sigma + Sigma (K - W W') Sigma)
-                S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT
-                mu = self.mean_ + bag.H @ w
-                for s in range(n_draws):
-                    found = orthant.log_orthant_ep(mu[..., s], (S + S.mT) / 2, bag.mask)
-                    log_p[s, part.bags] = found.cpu().numpy()
-        return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
-
-    def _slides(self, bags: Bags, device: torch.device) -> tuple[np.ndarray, ...]:
-        """log P(all negative) and its error a bag; mean and deviation of m* an instance."""
-        strength = self._predict_strength(bags)
-        log_p, error = np.empty(len(bags)), np.empty(len(bags))
-        mean, std = np.empty(bags.n_instances), np.empty(bags.n_instances)
-        large = (bags.sizes > LARGE) & (device.type == "cpu")
-        with torch.no_grad():
-            predictor = self._predictor(device)
-            for part in dense_parts(
-                bags.adjacency, bags.offsets, np.flatnonzero(~large), strength, device
-            ):
-                rows = part.rows.cpu().numpy()
-                x = self._inputs(bags.features[rows], device)
-                mu, S = joint(predictor, part.sigma, part.pad(x))
-                found = orthant.log_orthant(mu, S, part.mask)
-                sd = S.diagonal(dim1=-2, dim2=-1).sqrt()
-                log_p[part.bags], error[part.bags] = (
-                    a.cpu().numpy() for a in (found.log_p, found.error)
-                )
-                mean[rows], std[rows] = (a[part.mask].cpu().numpy() for a in (mu, sd))
-            for b in np.flatnonzero(large):
-                own = slice(bags.offsets[b], bags.offsets[b + 1])
-                log_p[b], error[b], mean[own], std[own] = self._large_bag(
-                    bags[int(b)], predictor, strength
-                )
-        return log_p, error, mean, std
-
-    def _large_bag(self, bag: Bags, predictor: Predictor, strength: float) -> tuple:
-        """The same for one bag too large for dense matrices on the CPU."""
-        (part,) = parts(bag.adjacency, bag.offsets, strength)
-        x = self._inputs(bag.features, CPU)
-        mean, variance = torch.empty(len(x)).double(), torch.empty(len(x)).double()
-        mean[part.rows], variance[part.rows] = marginal(predictor, part, x[part.rows])
-        gp, q = predictor.gp, self._posterior(CPU)
-        W = gp.whiten(x)
-        own = torch.cat(
-            [gp.kernel(block[:, None], block[:, None])[:, 0, 0] for block in x.split(512)]
-        )
-        result = log_orthant_large(
-            mean,
-            variance,
-            sparse_precision(bag.adjacency, strength),
-            q.shrink(W).mT,
-            lambda i: gp.kernel(x[i], x) - W[i] @ W.mT,
-            own - W.square().sum(1),
-        )
-        std = variance.sqrt().numpy()
-        return float(result.log_p[0]), float(result.error[0]), mean.numpy(), std
-
-    def _predict_strength(self, bags: Bags) -> float:
-        if self.coupling_ > 0 and not bags.has_geometry:
-            logger.warning(
-                "these bags have neither coordinates nor edges: their instances are predicted "
-                "uncoupled, though the model was fitted with coupling %g.",
-                self.coupling_,
-            )
-        return self.coupling_
-
-    def _feature_map(self) -> features.FeatureMap:
-        return features.FeatureMap(
-            self.feature_mean_, self.feature_scale_, self.feature_components_
-        )
-
-    def _inputs(self, x: np.ndarray, device: torch.device) -> torch.Tensor:
-        return self._feature_map()(x, device)
-
-    def _gp(self, device: torch.device) -> SparseGP:
-        kernel = Kernel(self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0, device)
-        return SparseGP.build(kernel, self._inputs(self.inducing_points_, device))
-
-    def _predictor(self, device: torch.device) -> Predictor:
-        return Predictor.build(self._gp(device), self._posterior(device), self.mean_)
-
-    def _posterior(self, device: torch.device) -> Posterior:
-        w, R = (
-            torch.from_numpy(a).to(device) for a in (self.whitened_mean_, self.whitened_precision_)
-        )
-        return Posterior.build(w, R)
-
-    # --- Save and load ------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Write the model to a folder (safetensors and JSON); `gpmil.load` reads it."""
-        check_is_fitted(self)
-        persistence.write(path, *self._saved())
-
-    def _saved(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Arrays and card; the models of a cross-fit under names of their own."""
-        arrays = {k: getattr(self, k) for k in ARRAYS if getattr(self, k) is not None}
-        settings = self.get_params(deep=False)
-        del settings["kernel"], settings["device"]  # kept apart; chosen anew where it is loaded
-        if not isinstance(self.inducing, str):
-            arrays["setting.inducing"] = np.asarray(settings.pop("inducing"))
-        named = isinstance(self.kernel_, str)
-        if not named:
-            arrays |= kernel_arrays(self.kernel_, self._gp(CPU).inducing)
-        card: dict[str, Any] = {
-            "class": type(self).__name__,
-            "settings": {k: plain(v) for k, v in settings.items() if k not in ("device", "kernel")},
-            "kernel": self.kernel_ if named else None,
-            "kernel_object": None if named else type(self.kernel_).__name__,
-            "fitted": {k: getattr(self, k) for k in NUMBERS},
-            "versions": package_versions(),
-            "folds": [],
-            "calibrator": None,
-        }
-        if self.cross_fit_ is None:
-            return arrays, card
-        for k, model in enumerate(self.cross_fit_.models):
-            own, own_card = model._saved()
-            arrays |= {f"fold{k}.{name}": a for name, a in own.items()}
-            card["folds"].append(own_card)
-        if self.cross_fit_.calibrator is not None:
-            card["calibrator"] = self.cross_fit_.calibrator.to_dict()
-        return arrays | self.cross_fit_.arrays(), card
-
-    @classmethod
-    def _from_saved(cls, arrays: dict[str, np.ndarray], card: dict[str, Any], kernel=None):
-        settings = dict(card["settings"].items())
-        if "setting.inducing" in arrays:
-            settings["inducing"] = arrays["setting.inducing"]
-        if card["kernel_object"] is None and kernel is not None:
-            raise ValueError(
-                f"the model was fitted with kernel {card['kernel']!r}: load it without kernel=."
-            )
-        settings["optimize"] = tuple(settings["optimize"])
-        model = cls(**settings)
-        optional = {"feature_components_", "evidence_trace_"}
-        for name in ARRAYS:
-            setattr(model, name, arrays.get(name) if name in optional else arrays[name])
-        for name in NUMBERS:
-            setattr(model, name, card["fitted"][name])
-        model.kernel = model.kernel_ = card["kernel"]
-        if card["kernel_object"] is not None:
-            kernel = fill_kernel(card["kernel_object"], kernel, arrays)
-            model.kernel, model.kernel_ = kernel, copy.deepcopy(kernel)
-            compare_kernel(kernel, model._inputs(model.inducing_points_, CPU), arrays)
-        model.cross_fit_ = None
-        if card["folds"]:
-            folds = [
-                cls._from_saved(_with_prefix(arrays, f"fold{k}."), own, kernel)
-                for k, own in enumerate(card["folds"])
-            ]
-            model.cross_fit_ = cross_fit.restore(folds, arrays, card["calibrator"])
-        return model
-
 
 class VGPMILPRI(VGPMILPR):
     """Probit Gaussian-process MIL with coupled neighbours (eq. mgf_ising).
@@ -881,10 +571,6 @@ class VGPMILPRI(VGPMILPR):
             )
             return 0.0
         return strength
-
-
-def _with_prefix(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
 
 
 def _is(value: Any, word: str) -> bool:
