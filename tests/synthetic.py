@@ -3,6 +3,25 @@
 import numpy as np
 
 from gpmil.bags import Bags
+from gpmil.models import VGPMILPR, VGPMILPRI
+
+# Settings that are not learned, for tests of what does not depend on them.
+GIVEN = {"variance": 1.0, "lengthscale": "sqrt_dim", "mean": 0.0}
+
+
+def numbers_for(model_class):
+    """A number for every setting of the model that would be learned otherwise."""
+    return GIVEN | ({"coupling": 0.5} if model_class is VGPMILPRI else {})
+
+
+def pri(**settings):
+    """VGPMIL-PR-I with every setting a number."""
+    return VGPMILPRI(**(GIVEN | {"coupling": 0.5} | settings))
+
+
+def pr(**settings):
+    """VGPMIL-PR with every setting a number."""
+    return VGPMILPR(**(GIVEN | settings))
 
 
 def slide_coords(rng, n, step=7.0):

@@ -5,9 +5,8 @@ from oracles import Oracle, coupling_matrix, laplacian, relative_error
 from oracles_coupled import below, exact, gibbs
 from scipy.stats import multivariate_normal
 from sklearn.exceptions import ConvergenceWarning
-from synthetic import dense_graphs, slide_coords, small_cohort, some_inducing, standardised
+from synthetic import dense_graphs, pri, slide_coords, small_cohort, some_inducing, standardised
 
-import gpmil
 from gpmil import coupled, coupling, graphs, inference, orthant
 from gpmil.coupled import CoupledMoments
 
@@ -167,16 +166,14 @@ def bags():
 
 
 def fit(bags, **settings):
-    return gpmil.VGPMILPRI(inducing=some_inducing(bags, 15), moments="coupled", **settings).fit(
-        bags
-    )
+    return pri(inducing=some_inducing(bags, 15), moments="coupled", **settings).fit(bags)
 
 
 def test_without_coupling_it_is_the_diagonal(bags):
     for solver in ("direct", "newton", "sweeps"):
         settings = {"coupling": 0.0, "solver": solver, "random_state": 1, "mean": -1.0}
         a = fit(bags, **settings)
-        b = gpmil.VGPMILPRI(inducing=some_inducing(bags, 15), **settings).fit(bags)
+        b = pri(inducing=some_inducing(bags, 15), **settings).fit(bags)
         assert relative_error(a.posterior_mean_, b.posterior_mean_) < 1e-10
 
 
@@ -235,7 +232,7 @@ def test_coordinate_ascent_with_exact_integrals_never_lowers_the_bound():
 def test_the_bound_is_the_evidence_bound(bags):
     """The constant too: against the definition, term by term, with dense matrices."""
     Z = some_inducing(bags, 15)
-    model = gpmil.VGPMILPRI(
+    model = pri(
         coupling=0.7, inducing=Z, mean=-0.4, variance=2.0, lengthscale=1.7, solver="direct"
     ).fit(bags)
     x = bags.features
@@ -276,7 +273,7 @@ def test_a_graph_without_a_band_is_refused(monkeypatch):
 
 def test_a_problem_without_edges_needs_no_ep():
     cohort = small_cohort(n_bags=4, sizes=(1, 1))
-    model = gpmil.VGPMILPRI(inducing=cohort.features, coupling=1.0).fit(cohort)
+    model = pri(inducing=cohort.features, coupling=1.0).fit(cohort)
     problem = inference.prepare(
         model._gp(CPU), lambda rows: model._inputs(cohort.features[rows], CPU), cohort.adjacency,
         cohort.offsets, cohort.labels == 1, 1.0, 0.0, coupled=True,

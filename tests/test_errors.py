@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from synthetic import numbers_for
 
 import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags
@@ -36,7 +37,9 @@ def as_users_run_it():
 
 
 def small(model_class=VGPMILPRI, **settings):
-    return model_class(**({"n_inducing": 12, "random_state": 3} | settings))
+    return model_class(
+        **(numbers_for(model_class) | {"n_inducing": 12, "random_state": 3} | settings)
+    )
 
 
 def refused(call, *telling, error=ValueError):
@@ -350,17 +353,6 @@ def test_a_device_that_is_not_there(device, cohort, model):
 def test_seed_of_the_sweeps(cohort, slides):
     model = small(solver="sweeps", inducing=slides["arrays"][0], random_state=-1)
     refused(lambda: model.fit(cohort), "random_state", "-1")
-
-
-@pytest.mark.parametrize("setting", ["coupling", "variance", "lengthscale", "mean"])
-def test_settings_cannot_be_learned_yet(setting, cohort):
-    refused(
-        lambda: small(**{setting: "auto"}).fit(cohort),
-        setting,
-        "auto",
-        "not available yet",
-        error=NotImplementedError,
-    )
 
 
 def test_settings_of_a_model_nobody_knows():

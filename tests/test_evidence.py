@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from synthetic import small_cohort, some_inducing
+from synthetic import pri, small_cohort, some_inducing
 
 import gpmil
 from gpmil import evidence
@@ -15,7 +15,7 @@ def bags():
 
 
 def cohort_of(bags, strength, coupled, kernel="rbf"):
-    model = gpmil.VGPMILPRI(
+    model = pri(
         coupling=strength, kernel=kernel, inducing=some_inducing(bags, 6), device="cpu"
     ).fit(bags)
     cohort = evidence.Cohort(
@@ -56,9 +56,9 @@ def test_packing_is_invertible(bags):
 
 def test_the_bound_rises(bags):
     settings = {"coupling": 0.7, "inducing": some_inducing(bags, 6), "lengthscale": 1.2}
-    before = gpmil.VGPMILPRI(**settings).fit(bags)
+    before = pri(**settings).fit(bags)
     for what in (("inducing",), ("variance", "lengthscale", "mean"), evidence.SETTINGS):
-        after = gpmil.VGPMILPRI(**settings, optimize=what).fit(bags)
+        after = pri(**settings, optimize=what).fit(bags)
         assert after.elbo_trace_[-1] > before.elbo_trace_[-1] + 1e-3
         assert after.elbo_trace_[-1] == pytest.approx(max(after.evidence_trace_), abs=1e-6)
         moved = not np.allclose(after.inducing_points_, before.inducing_points_)
@@ -69,7 +69,7 @@ def test_the_bound_rises(bags):
 
 
 def test_an_optimised_model_is_saved_whole(bags, tmp_path):
-    model = gpmil.VGPMILPRI(n_inducing=8, random_state=0, optimize=("inducing", "mean")).fit(bags)
+    model = pri(n_inducing=8, random_state=0, optimize=("inducing", "mean")).fit(bags)
     model.save(tmp_path / "model")
     loaded = gpmil.load(tmp_path / "model")
     assert loaded.optimize == ("inducing", "mean")
@@ -88,7 +88,7 @@ def test_an_optimised_model_is_saved_whole(bags, tmp_path):
 )
 def test_what_cannot_be_optimised(bags, settings, telling):
     with pytest.raises(ValueError, match=telling):
-        gpmil.VGPMILPRI(**settings).fit(bags)
+        pri(**settings).fit(bags)
 
 
 def test_a_kernel_object_keeps_its_settings(bags):
@@ -96,13 +96,13 @@ def test_a_kernel_object_keeps_its_settings(bags):
 
     kernel = gpytorch.kernels.RBFKernel()
     with pytest.raises(ValueError, match="kernel by name"):
-        gpmil.VGPMILPRI(kernel=kernel, optimize=("variance",)).fit(bags)
-    model = gpmil.VGPMILPRI(kernel=kernel, n_inducing=6, optimize=("inducing",)).fit(bags)
+        pri(kernel=kernel, optimize=("variance",)).fit(bags)
+    model = pri(kernel=kernel, n_inducing=6, optimize=("inducing",)).fit(bags)
     assert model.evidence_trace_[-1] > model.evidence_trace_[0]
 
 
 def test_a_collapse_is_said_and_a_later_fit_forgets_the_climb(bags):
-    model = gpmil.VGPMILPRI(n_inducing=6, random_state=0, variance=50.0, optimize=("variance",))
+    model = pri(n_inducing=6, random_state=0, variance=50.0, optimize=("variance",))
     with pytest.warns(UserWarning, match="explains nothing"):
         evidence._warn_of_collapse(
             evidence.Theta(torch.zeros(1, 1), 9.0, 2.0, 0.0),

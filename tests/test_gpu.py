@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import relative_error
+from synthetic import pri
 
 import gpmil
 
@@ -22,7 +23,7 @@ def test_cpu_and_gpu_agree(solver, dtype, strength):
         "coupling": strength, "solver": solver, "dtype": dtype, "n_inducing": 60, "random_state": 1,
         "variance": 4.0, "mean": -1.0,
     }  # fmt: skip
-    cpu, gpu = (gpmil.VGPMILPRI(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    cpu, gpu = (pri(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
     assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
     assert relative_error(gpu.posterior_covariance_, cpu.posterior_covariance_) < 1e-6
     a, b = cpu.predict_instances(bags), gpu.predict_instances(bags)
@@ -38,7 +39,7 @@ def test_coupled_moments_agree(solver):
         "coupling": 0.9, "solver": solver, "moments": "coupled", "n_inducing": 40,
         "random_state": 1, "max_iter": 60,
     }  # fmt: skip
-    cpu, gpu = (gpmil.VGPMILPRI(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    cpu, gpu = (pri(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
     assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
     assert relative_error(gpu.elbo_trace_, cpu.elbo_trace_) < 1e-6
 
@@ -47,7 +48,7 @@ def test_a_large_bag_on_the_gpu():
     bags = gpmil.simulate.cohort(n_bags=6, n_features=16, seed=5, mean_size=700)
     assert bags.sizes.max() > 256  # the banded factorisation
     settings = {"coupling": 1.3, "n_inducing": 40, "random_state": 0}
-    cpu, gpu = (gpmil.VGPMILPRI(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    cpu, gpu = (pri(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
     assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
     a, b = cpu.predict_instances(bags), gpu.predict_instances(bags)
     assert relative_error(b.std, a.std) < 1e-6

@@ -4,7 +4,7 @@ import torch
 from oracles import Oracle, relative_error
 from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
-from synthetic import dense_graphs, small_cohort, some_inducing, standardised
+from synthetic import dense_graphs, pri, small_cohort, some_inducing, standardised
 
 import gpmil
 from gpmil import inference
@@ -25,7 +25,7 @@ def oracle_of(bags, Z, strength, **settings):
 
 
 def problem_of(bags, Z, strength, variance=1.0, lengthscale=2.0, c=0.0, dtype=torch.float64):
-    model = gpmil.VGPMILPRI(
+    model = pri(
         coupling=strength,
         variance=variance,
         lengthscale=lengthscale,
@@ -55,7 +55,7 @@ def problem_of(bags, Z, strength, variance=1.0, lengthscale=2.0, c=0.0, dtype=to
 def test_two_hundred_sweeps_equal_the_dense_oracle(bags, strength, dtype, tolerance):
     Z = some_inducing(bags, 12)
     settings = gpmil.paper_settings() | {"coupling": strength, "dtype": dtype}
-    model = gpmil.VGPMILPRI(**settings, inducing=Z, random_state=11).fit(bags)
+    model = pri(**settings, inducing=Z, random_state=11).fit(bags)
     oracle = oracle_of(bags, Z, strength, lengthscale=2.0)  # sqrt(4)
     E = bags.split(np.random.default_rng(11).standard_normal(bags.n_instances))
     mu_u = oracle.sweeps(E, 200)
@@ -71,7 +71,7 @@ def test_two_hundred_sweeps_equal_the_dense_oracle(bags, strength, dtype, tolera
 @pytest.mark.parametrize("kernel", ["matern32", "matern52", "linear"])
 def test_sweeps_with_other_kernels_and_a_prior_mean(bags, kernel):
     Z = some_inducing(bags, 9)
-    model = gpmil.VGPMILPRI(
+    model = pri(
         coupling=0.7,
         kernel=kernel,
         variance=2.3,
@@ -99,7 +99,7 @@ def test_sweeps_with_other_kernels_and_a_prior_mean(bags, kernel):
 @pytest.mark.parametrize("chunk_rows", [1, 40])
 def test_chunks_do_not_change_the_numbers(bags, chunk_rows, monkeypatch):
     Z = some_inducing(bags, 12)
-    make = lambda: gpmil.VGPMILPRI(coupling=0.8, inducing=Z, solver="newton").fit(bags)  # noqa: E731
+    make = lambda: pri(coupling=0.8, inducing=Z, solver="newton").fit(bags)  # noqa: E731
     whole = make()
     monkeypatch.setattr(inference, "CHUNK_ROWS", chunk_rows)
     assert relative_error(make().posterior_mean_, whole.posterior_mean_) < 1e-12
@@ -132,7 +132,7 @@ def test_newton_converges_from_everywhere_to_one_point(bags, strength, variance,
 @pytest.mark.parametrize("strength", [0.0, 0.5, 5.0])
 def test_newton_equals_twenty_thousand_sweeps(bags, strength):
     Z = some_inducing(bags, 15)
-    model = gpmil.VGPMILPRI(coupling=strength, solver="newton", inducing=Z).fit(bags)
+    model = pri(coupling=strength, solver="newton", inducing=Z).fit(bags)
     expected = oracle_of(bags, Z, strength, lengthscale=2.0).many_sweeps(20_000)
     assert relative_error(model.posterior_mean_, expected) < 1e-8
 
@@ -238,7 +238,7 @@ def test_an_indefinite_curvature_still_climbs():
 
 @pytest.mark.parametrize("solver", ["newton", "direct"])
 def test_no_convergence_is_said_with_advice(bags, solver):
-    model = gpmil.VGPMILPRI(inducing=some_inducing(bags, 10), solver=solver, max_iter=1)
+    model = pri(inducing=some_inducing(bags, 10), solver=solver, max_iter=1)
     with pytest.warns(ConvergenceWarning, match="Raise max_iter"):
         model.fit(bags)
     assert not model.converged_ and model.n_iter_ == 1 and model.residual_ > 1e-10
@@ -247,8 +247,7 @@ def test_no_convergence_is_said_with_advice(bags, solver):
 def test_sweeps_report_their_residual(bags):
     Z = some_inducing(bags, 10)
     short, long = (
-        gpmil.VGPMILPRI(inducing=Z, solver="sweeps", max_iter=n, random_state=0).fit(bags)
-        for n in (3, 300)
+        pri(inducing=Z, solver="sweeps", max_iter=n, random_state=0).fit(bags) for n in (3, 300)
     )
     assert not short.converged_ and 1e-10 < short.residual_ < 1
     assert long.residual_ < short.residual_ / 10
@@ -259,7 +258,7 @@ def test_sweeps_report_their_residual(bags):
 def test_float32_storage_is_close(bags, solver):
     Z = some_inducing(bags, 15)
     a, b = (
-        gpmil.VGPMILPRI(coupling=0.7, inducing=Z, solver=solver, dtype=d).fit(bags)
+        pri(coupling=0.7, inducing=Z, solver=solver, dtype=d).fit(bags)
         for d in ("float64", "float32")
     )
     assert b.converged_

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles import JITTER, Oracle, expectation, full_gp_mean, kernel, probit_gp, relative_error
 from scipy.linalg import block_diag
-from synthetic import dense_graphs, small_cohort, some_inducing, standardised
+from synthetic import dense_graphs, pr, pri, small_cohort, some_inducing, standardised
 
 import gpmil
 from gpmil import Bags
@@ -26,14 +26,12 @@ def numbers(model, bags):
 def test_coupling_to_zero_is_vgpmil_pr(bags, solver):
     Z = some_inducing(bags, 12)
     settings = {"inducing": Z, "solver": solver, "variance": 3.0, "mean": -1.0}
-    plain = gpmil.VGPMILPR(**settings).fit(bags)
-    zero = gpmil.VGPMILPRI(coupling=0.0, **settings).fit(bags)
+    plain = pr(**settings).fit(bags)
+    zero = pri(coupling=0.0, **settings).fit(bags)
     assert np.array_equal(zero.posterior_mean_, plain.posterior_mean_)
     assert np.array_equal(numbers(zero, bags), numbers(plain, bags))
     gaps = [
-        relative_error(
-            gpmil.VGPMILPRI(coupling=c, **settings).fit(bags).posterior_mean_, plain.posterior_mean_
-        )
+        relative_error(pri(coupling=c, **settings).fit(bags).posterior_mean_, plain.posterior_mean_)
         for c in (1e-2, 1e-4, 1e-6)
     ]
     # the distance vanishes in proportion to lambda
@@ -46,9 +44,9 @@ def test_one_instance_a_bag_is_probit_gp_classification(solver):
     x = rng.normal(size=(40, 2))
     y = (x[:, 0] + 0.5 * x[:, 1] ** 2 + 0.4 * rng.normal(size=40) > 0.3).astype(int)
     cohort = Bags.from_arrays(list(x[:, None, :]), labels=y)
-    model = gpmil.VGPMILPR(
-        inducing=x, standardize=False, variance=2.0, lengthscale=1.3, solver=solver
-    ).fit(cohort)
+    model = pr(inducing=x, standardize=False, variance=2.0, lengthscale=1.3, solver=solver).fit(
+        cohort
+    )
     new = rng.normal(size=(9, 2))
     K = kernel(x, x, "rbf", 2.0, 1.3)
     f, f_new = probit_gp(K, K + 2 * JITTER * np.eye(40), y, kernel(new, x, "rbf", 2.0, 1.3), 5000)
@@ -63,7 +61,7 @@ def test_one_instance_a_bag_is_probit_gp_classification(solver):
 @pytest.mark.parametrize("strength", [0.0, 0.8])
 def test_inducing_points_at_the_data_is_the_full_gp(bags, strength):
     x = np.concatenate(standardised(bags))
-    model = gpmil.VGPMILPRI(
+    model = pri(
         coupling=strength, inducing=bags.features, lengthscale=1.5, variance=2.0, mean=-0.5,
         solver="newton",
     ).fit(bags)  # fmt: skip
@@ -107,7 +105,7 @@ def test_order_names_and_position_do_not_matter(bags, solver):
     Z = some_inducing(bags, 12)
     other, order, rows = shuffled(bags, np.random.default_rng(0))
     settings = {"coupling": 0.9, "inducing": Z, "solver": solver}
-    a, b = gpmil.VGPMILPRI(**settings).fit(bags), gpmil.VGPMILPRI(**settings).fit(other)
+    a, b = pri(**settings).fit(bags), pri(**settings).fit(other)
     assert relative_error(b.posterior_mean_, a.posterior_mean_) < 1e-9
     assert relative_error(b.posterior_covariance_, a.posterior_covariance_) < 1e-9
     pa, pb = a.predict_instances(bags), b.predict_instances(other)
@@ -118,7 +116,7 @@ def test_order_names_and_position_do_not_matter(bags, solver):
 
 
 def test_a_bag_is_predicted_alike_alone_and_among_others(bags):
-    model = gpmil.VGPMILPRI(coupling=0.9, inducing=some_inducing(bags, 12)).fit(bags)
+    model = pri(coupling=0.9, inducing=some_inducing(bags, 12)).fit(bags)
     together = model.predict_instances(bags).split()
     log_p, _ = model.log_proba_negative(bags)
     for b in (0, 3, 8):
@@ -130,7 +128,7 @@ def test_a_bag_is_predicted_alike_alone_and_among_others(bags):
 
 
 def test_one_pass_gives_what_two_give(bags, monkeypatch):
-    model = gpmil.VGPMILPRI(coupling=0.9, inducing=some_inducing(bags, 12)).fit(bags)
+    model = pri(coupling=0.9, inducing=some_inducing(bags, 12)).fit(bags)
     for large in (1500, 7):  # some bags by the sparse way
         monkeypatch.setattr("gpmil.models.vgpmil_pr.LARGE", large)
         both, apart = model.predict_all(bags), model.predict_instances(bags)
@@ -145,7 +143,7 @@ def test_strong_coupling_levels_a_bag(bags):
     Z = some_inducing(bags, 12)
     spread = [
         np.mean([p.mean.std() for p in model.predict_instances(bags).split()])
-        for model in (gpmil.VGPMILPRI(coupling=c, inducing=Z).fit(bags) for c in (0.0, 1.0, 100.0))
+        for model in (pri(coupling=c, inducing=Z).fit(bags) for c in (0.0, 1.0, 100.0))
     ]
     assert spread[0] > spread[1] > spread[2]
 
@@ -153,7 +151,7 @@ def test_strong_coupling_levels_a_bag(bags):
 def test_bag_probability_equals_the_integral_for_two_and_three_patches(bags):
     from scipy.stats import multivariate_normal
 
-    model = gpmil.VGPMILPRI(coupling=0.7, inducing=some_inducing(bags, 10), mean=-0.3).fit(bags)
+    model = pri(coupling=0.7, inducing=some_inducing(bags, 10), mean=-0.3).fit(bags)
     z = (model.inducing_points_ - bags.features.mean(0)) / bags.features.std(0)
     oracle = Oracle(
         standardised(bags), dense_graphs(bags), bags.labels, z, 0.7, -0.3, lengthscale=2.0
@@ -185,7 +183,7 @@ def test_probabilities_are_never_exactly_zero_or_one():
 @pytest.mark.parametrize("strength", [0.0, 0.9])
 def test_large_bags_take_the_sparse_way_to_the_same_probability(strength, monkeypatch):
     cohort = gpmil.simulate.cohort(n_bags=8, n_features=16, seed=2)
-    model = gpmil.VGPMILPRI(
+    model = pri(
         coupling=strength, n_inducing=30, random_state=0, variance=4.0, mean=-2.0, device="cpu"
     ).fit(cohort)
     dense, error = model.log_proba_negative(cohort)

@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from synthetic import numbers_for
 
 import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags, persistence
@@ -28,7 +29,9 @@ quick = settings(
 
 
 def small(model_class=VGPMILPRI, **settings):
-    return model_class(**({"n_inducing": 12, "random_state": 3} | settings))
+    return model_class(
+        **(numbers_for(model_class) | {"n_inducing": 12, "random_state": 3} | settings)
+    )
 
 
 @pytest.fixture(scope="module")

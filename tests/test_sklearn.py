@@ -30,6 +30,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import get_tags
 from sklearn.utils.validation import has_fit_parameter
+from synthetic import numbers_for
 from threadpoolctl import threadpool_limits
 
 from gpmil import VGPMILPR, VGPMILPRI, Bags
@@ -56,7 +57,9 @@ both = pytest.mark.parametrize("model_class", [VGPMILPR, VGPMILPRI])
 
 
 def small(model_class=VGPMILPRI, **settings):
-    return model_class(**({"n_inducing": 20, "random_state": 3} | settings))
+    return model_class(
+        **(numbers_for(model_class) | {"n_inducing": 20, "random_state": 3} | settings)
+    )
 
 
 def same(a, b) -> bool:
@@ -122,7 +125,7 @@ def test_every_constructor_argument_is_a_parameter(model_class):
             "random_state",
             "device",
         ),
-        *("dtype", "verbose"),
+        *("dtype", "verbose", "tuning_budget", "calibrated", "flags", "n_folds"),
     }
     assert set(default) == contract | ({"coupling"} if model_class is VGPMILPRI else set())
     # distinct values, so that a swapped assignment in __init__ shows
@@ -133,14 +136,10 @@ def test_every_constructor_argument_is_a_parameter(model_class):
     assert all(getattr(moved, name) is mark for name, mark in marks.items())
 
 
-def test_defaults_until_settings_can_be_learned():
+def test_settings_are_learned_by_default():
     model = VGPMILPRI()
-    assert (model.coupling, model.variance, model.lengthscale, model.mean) == (
-        0.5,
-        1.0,
-        "sqrt_dim",
-        0.0,
-    )
+    settings = model.coupling, model.variance, model.lengthscale, model.mean
+    assert settings == ("auto",) * 4
     assert (model.solver, model.moments, model.n_inducing) == ("direct", "diagonal", 200)
     assert (model.max_iter, model.tol, model.dtype) == (200, 1e-10, "float64")
 
