@@ -59,8 +59,8 @@ def gradient_and_curvature(mu, sigma, label):
     # h'(t) = h (h - t); negative: log Z = sum log Phi(-t)
     if label == 0:
         return -h / sigma, np.diag(h * (h - t) / sigma**2)
-    q = np.exp(log_ndtr(-t).sum())
-    r = q / (1 - q)
+    log_q = log_ndtr(-t).sum()
+    r = np.exp(log_q) / -np.expm1(log_q)
     # positive: gamma = r h / sigma, dr / d mu = -r (1 + r) h / sigma
     pull = h / sigma
     return r * pull, r * (1 + r) * np.outer(pull, pull) - np.diag(r * h * (h - t) / sigma**2)

@@ -83,8 +83,8 @@ def test_predictions_are_those_of_the_model(ran):
 def test_metrics_hold_all_models(ran):
     found = json.loads((ran[0] / "metrics.json").read_text())["models"]
     assert [(m["model"], m["settings"]) for m in found] == [
-        ("VGPMIL-PR-I", "settings that suit it"),
-        ("VGPMIL-PR", "settings that suit it"),
+        ("VGPMIL-PR-I", "learned settings"),
+        ("VGPMIL-PR", "learned settings"),
         ("VGPMIL-PR-I", "paper's settings"),
         ("VGPMIL-PR", "paper's settings"),
     ]

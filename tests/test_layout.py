@@ -31,6 +31,7 @@ LAYERS = [
     "features",
     "inducing",
     "sparse_gp",
+    "leave_out",
     "inference",
     "evidence",
     "tuning",

@@ -130,7 +130,7 @@ def test_a_bag_is_predicted_alike_alone_and_among_others(bags):
 def test_one_pass_gives_what_two_give(bags, monkeypatch):
     model = pri(coupling=0.9, inducing=some_inducing(bags, 12)).fit(bags)
     for large in (1500, 7):  # some bags by the sparse way
-        monkeypatch.setattr("gpmil.models.vgpmil_pr.LARGE", large)
+        monkeypatch.setattr("gpmil.models.fitted.LARGE", large)
         both, apart = model.predict_all(bags), model.predict_instances(bags)
         assert np.array_equal(both.log_proba_negative, model.log_proba_negative(bags)[0])
         assert np.array_equal(both.error, model.log_proba_negative(bags)[1])
@@ -187,7 +187,7 @@ def test_large_bags_take_the_sparse_way_to_the_same_probability(strength, monkey
         coupling=strength, n_inducing=30, random_state=0, variance=4.0, mean=-2.0, device="cpu"
     ).fit(cohort)
     dense, error = model.log_proba_negative(cohort)
-    monkeypatch.setattr("gpmil.models.vgpmil_pr.LARGE", 20)
+    monkeypatch.setattr("gpmil.models.fitted.LARGE", 20)
     sparse, _ = model.log_proba_negative(cohort)
     assert not np.array_equal(sparse, dense)
     assert (np.abs(sparse - dense) <= np.maximum(0.01, 2 * error)).all()

@@ -6,7 +6,8 @@ import pytest
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
-from gpmil import plots
+from gpmil import VGPMILPR, Bags, plots
+from gpmil.metrics import reliability_curve
 
 
 @pytest.fixture
@@ -39,11 +40,21 @@ def test_histograms_count_every_known_label(cohort):
     assert texts == [f"negative ({negative} patches)", f"positive ({positive} patches)"]
 
 
+def test_reliability_draws_the_curve_of_the_metrics(cohort):
+    labels, score = cohort
+    ax = plots.reliability(labels, score).axes[0]
+    (points,) = [line for line in ax.lines if line.get_marker() == "o"]
+    curve = reliability_curve(labels, score, n_bins=5)
+    assert np.array_equal(points.get_data(), [curve.predicted, curve.observed])
+    bars = np.array(ax.collections[0].get_segments())
+    expected = np.stack([[curve.predicted] * 2, [curve.low, curve.high]])
+    assert np.array_equal(bars.T, expected)
+
+
 def test_reliability_groups_all_slides(cohort):
     labels, score = cohort
-    (points,) = [
-        line for line in plots.reliability(labels, score).axes[0].lines if line.get_marker() == "o"
-    ]
+    ax = plots.reliability(labels, score).axes[0]
+    (points,) = [line for line in ax.lines if line.get_marker() == "o"]
     x, y = points.get_data()
     sizes = np.array([13, 12, 12, 12, 12])
     assert np.sum(x * sizes) == pytest.approx(score.sum())
@@ -52,10 +63,12 @@ def test_reliability_groups_all_slides(cohort):
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 7), (3, 8), (29, 40), (12, 12)])
-def test_wilson_agrees_with_scipy(k, n):
-    low, high = plots.wilson(np.array([k / n]), np.array([n]), z=1.959963984540054)
-    expected = binomtest(k, n).proportion_ci(method="wilson")
-    assert (low[0], high[0]) == pytest.approx((expected.low, expected.high), abs=1e-12)
+def test_reliability_bars_agree_with_scipy(k, n):
+    labels = (np.arange(n) < k).astype(np.int64)
+    ax = plots.reliability(labels, np.full(n, 0.3), bins=3).axes[0]
+    (bar,) = ax.collections[0].get_segments()
+    expected = binomtest(k, n).proportion_ci(method="exact")
+    assert bar[:, 1] == pytest.approx([expected.low, expected.high], abs=1e-12)
 
 
 def test_negative_slides_stand_apart_from_lesions_of_one_patch():
@@ -77,6 +90,78 @@ def test_patches_are_sorted_in_rows_of_models():
     (bars,) = figure.axes[4].collections
     heights = bars.get_paths()[0].vertices[:, 1]
     assert heights.max() == pytest.approx((slides[1] ** 2).max())
+
+
+def trial(objective: float, kernel: str = "rbf", **settings: float) -> dict:
+    given = {"variance": 9.0, "lengthscale": 16.0, "mean": -4.0, "coupling": 1.0} | settings
+    return {"kernel": kernel, **given, "score": objective + 0.1, "objective": objective}
+
+
+TRIALS = [
+    trial(-0.41),
+    trial(-0.33, variance=30.0, lengthscale=22.0, coupling=0.4),
+    trial(-0.28, variance=18.0, lengthscale=19.0, coupling=0.7),
+    trial(-0.31, variance=14.0, lengthscale=18.0, coupling=0.9),
+]
+
+
+def drawn(ax) -> np.ndarray:
+    """Where the trials are, in order."""
+    return np.concatenate([points.get_offsets() for points in ax.collections])
+
+
+def ring(ax) -> list[float]:
+    (line,) = [line for line in ax.lines if line.get_markerfacecolor() == "none"]
+    return [float(v[0]) for v in line.get_data()]
+
+
+def test_tuning_has_a_panel_for_every_learned_setting():
+    figure = plots.tuning(TRIALS)
+    first, *others = figure.axes
+    assert [ax.get_xlabel() for ax in others] == ["variance", "length scale", "coupling λ"]
+    assert all(ax.get_xscale() == "log" for ax in others)
+    assert drawn(first).tolist() == [[i + 1, t["objective"]] for i, t in enumerate(TRIALS)]
+    labels = [tick.get_text() for tick in others[2].get_xticklabels()]
+    assert "0.5" in labels and "1" in labels  # plain numbers
+    for ax, key in zip(others, ["variance", "lengthscale", "coupling"]):
+        assert drawn(ax).tolist() == [[t[key], t["objective"]] for t in TRIALS]
+
+
+def test_tuning_rings_the_best_objective_not_the_best_score():
+    trials = [*TRIALS, trial(-0.5, mean=-7.0) | {"score": 0.0}]
+    first, *others = plots.tuning(trials).axes
+    assert [ring(ax)[0] for ax in others] == [18.0, 19.0, -4.0, 0.7]
+    assert [ring(ax)[1] for ax in (first, *others)] == [-0.28] * 5
+    assert first.get_title(loc="left") == "best: trial 3 of 5"
+    assert [ax.get_title(loc="left") for ax in others] == [
+        f"best: {value}" for value in ("18", "19", "-4", "0.7")
+    ]
+    assert others[2].get_xlabel() == "prior mean" and others[2].get_xscale() == "linear"
+
+
+def test_tuning_of_kernels_alone_has_one_panel():
+    trials = [trial(-0.4, "rbf"), trial(-0.3, "matern52"), trial(-0.6, "linear")]
+    (ax,) = plots.tuning(trials).axes
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert texts == ["rbf", "matern52", "linear"]
+    assert ring(ax) == [2, -0.3]
+
+
+def test_tuning_draws_what_a_model_recorded():
+    rng = np.random.default_rng(2)
+    x = [rng.normal(size=(4, 2)) + 2 * (b % 2) * (np.arange(4) < 2)[:, None] for b in range(10)]
+    bags = Bags.from_arrays(x, labels=[b % 2 for b in range(10)])
+    model = VGPMILPR(lengthscale=2.0, n_inducing=6, tuning_budget=8, random_state=0).fit(bags)
+    first, *others = plots.tuning(model.tuning_trace_).axes
+    assert [ax.get_xlabel() for ax in others] == ["variance", "prior mean"]
+    assert [ring(ax)[0] for ax in others] == [model.variance_, model.mean_]
+    assert len(drawn(first)) == len(model.tuning_trace_)
+
+
+@pytest.mark.parametrize("trace", [None, []])
+def test_tuning_without_trials_says_why(trace):
+    with pytest.raises(ValueError, match=r"nothing was learned.*\"auto\""):
+        plots.tuning(trace)
 
 
 def test_given_axes_are_drawn_on(cohort):

@@ -7,14 +7,18 @@ into bytes that depend on what is drawn alone (no date, no software stamp).
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 from sklearn.metrics import roc_auc_score, roc_curve
+
+from gpmil.metrics import reliability_curve
 
 # --- Colours (Okabe and Ito: told apart by colour-blind readers too) and sizes --------------------
 INK = "#222222"
@@ -127,38 +131,18 @@ def score_histograms(
 def reliability(
     labels: Labels, probability: Scores, ax: Axes | None = None, title: str = "", bins: int = 5
 ) -> Figure:
-    """Share of positives against mean probability in groups of about equal size.
+    """Share of positives against mean probability, in bins of `metrics.reliability_curve`.
 
-    Bars are 95 % intervals of the share (Wilson): groups are small, and the plot says so.
+    Bars are 95 % intervals of the share: bins of few slides say little, and the plot shows it.
     """
     figure, ax = _axes(ax)
-    groups = np.array_split(np.argsort(probability, kind="stable"), min(bins, len(probability)))
-    mean = np.array([probability[g].mean() for g in groups])
-    count = np.array([len(g) for g in groups])
-    share = np.array([labels[g].mean() for g in groups])
-    low, high = wilson(share, count)
+    curve = reliability_curve(labels, probability, bins)
     ax.plot([0, 1], [0, 1], color=GRID, linewidth=1, zorder=0)
-    ax.vlines(mean, low, high, color=MUTED, linewidth=1.2)
-    ax.plot(mean, share, "o", color=INK, markersize=5)
+    ax.vlines(curve.predicted, curve.low, curve.high, color=MUTED, linewidth=1.2)
+    ax.plot(curve.predicted, curve.observed, "o", color=INK, markersize=5)
     style(ax, "mean predicted probability", "share of positive slides", title)
     ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     return figure
-
-
-def wilson(
-    share: Float[np.ndarray, " k"], count: Int[np.ndarray, " k"], z: float = 1.96
-) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-    """Wilson's interval of a share among `count` things, 95 % by default.
-
-    >>> low, high = wilson(np.array([0.0, 0.5]), np.array([10, 40]))
-    >>> low.round(3).tolist(), high.round(3).tolist()
-    ([0.0, 0.352], [0.278, 0.648])
-    """
-    # (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4 n^2)) / (1 + z^2 / n)
-    centre = share + z**2 / (2 * count)
-    half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    scale = 1 + z**2 / count
-    return np.maximum((centre - half) / scale, 0.0), np.minimum((centre + half) / scale, 1.0)
 
 
 # --- Slides ---------------------------------------------------------------------------------------
@@ -216,3 +200,70 @@ def sorted_patches(
     if title:
         figure.suptitle(title, fontsize=FONT + 1, color=INK, x=0.01, ha="left")
     return figure
+
+
+# --- Settings -------------------------------------------------------------------------------------
+# What a model can learn: its name in the trace, in the figure, and whether its axis is logarithmic.
+SETTINGS = (
+    ("variance", "variance", True),
+    ("lengthscale", "length scale", True),
+    ("mean", "prior mean", False),
+    ("coupling", "coupling λ", True),
+)
+
+
+def tuning(trace: Sequence[Mapping[str, Any]] | None, title: str = "") -> Figure:
+    """What was tried to learn the settings: the objective in order, and against each setting.
+
+    `trace` is `model.tuning_trace_`. One panel for each setting that was learned, trials joined in
+    order, the best one ringed and its value in the heading. Several kernels have colours of their
+    own. The first panel numbers the trials.
+    """
+    if not trace:
+        raise ValueError(
+            f"trace: expected the trials of model.tuning_trace_, found {trace!r}: nothing was "
+            'learned. Fit a model with variance, lengthscale, mean or coupling "auto".'
+        )
+    learned = [s for s in SETTINGS if len({trial[s[0]] for trial in trace}) > 1]
+    figure = new_figure(2.4 * (1 + len(learned)) + 0.4, 2.7)
+    figure.set_layout_engine("constrained")
+    first, *others = figure.subplots(1, 1 + len(learned), sharey=True, squeeze=False)[0]
+    best = max(range(len(trace)), key=lambda i: trace[i]["objective"])
+    _trials(first, trace, np.arange(1.0, 1 + len(trace)), best)
+    style(first, "trial", "objective", f"best: trial {best + 1} of {len(trace)}")
+    first.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for ax, (key, name, log) in zip(others, learned):
+        _trials(ax, trace, np.array([float(trial[key]) for trial in trace]), best)
+        style(ax, name, title=f"best: {trace[best][key]:.3g}")
+        if log:
+            _log_ticks(ax)
+    if len({trial["kernel"] for trial in trace}) > 1:
+        first.legend(fontsize=FONT - 1, frameon=False, labelcolor=INK)
+    if title:
+        figure.suptitle(title, fontsize=FONT + 1, color=INK, x=0.01, ha="left")
+    return figure
+
+
+def _trials(
+    ax: Axes, trace: Sequence[Mapping[str, Any]], x: Float[np.ndarray, " trials"], best: int
+) -> None:
+    """The objective at x, each kernel's trials joined in order, later ones darker."""
+    kernel = np.array([trial["kernel"] for trial in trace])
+    objective = np.array([trial["objective"] for trial in trace], dtype=np.float64)
+    names = list(dict.fromkeys(kernel.tolist()))
+    for name, (colour, line) in zip(names, _series(len(names))):
+        own = np.flatnonzero(kernel == name)
+        shades = [to_rgba(colour, alpha) for alpha in np.linspace(0.3, 1, len(own))]
+        ax.plot(x[own], objective[own], line, color=colour, linewidth=0.6, alpha=0.35)
+        ax.scatter(x[own], objective[own], s=16, color=shades)
+        ax.plot([], [], "o", color=colour, markersize=4, label=name)
+    ax.plot(x[best], objective[best], "o", mfc="none", mec=POSITIVE, markersize=9, mew=1.5)
+
+
+def _log_ticks(ax: Axes) -> None:
+    """A logarithmic axis with plain numbers: 1, 2, 5, or tens alone over two decades or more."""
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.minorticks_off()

@@ -55,6 +55,7 @@ STARTS = (
 )
 LOWEST = (0.05, 0.2, -4.0, 0.01)
 HIGHEST = (5000.0, 50.0, 2.0, 100.0)
+WEIGHT_WIDTH = 0.5
 GRADIENT_COST = 4  # fits' worth of work in one value with its gradient
 
 
@@ -132,8 +133,8 @@ class Batch:
     positive: Bool[Tensor, " b"]
     bags: Int[np.ndarray, " b"]
     C: Float[Tensor, "b p p"]  # Laplacians, zero in the padding
-    to_inducing: Float[Tensor, "n M"]
-    within: Float[Tensor, "b p p"]
+    to_inducing: Float[Tensor, "n M"]  # or the inputs themselves, (n, d)
+    within: Float[Tensor, "b p p"]  # or (b, p, d)
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ class Cohort:
     positive: Bool[np.ndarray, " B"]
     kernel: str | GPyTorchKernel
     kept: list[Batch] = field(default_factory=list)
+    relevance: bool = False  # every column has a weight: batches then hold inputs, not distances
 
     def batches(self) -> Iterator[Batch]:
         """All bags; kept where memory allows, otherwise made again every time."""
@@ -162,7 +164,8 @@ class Cohort:
             yield batch
 
     def _batch(self, bags: np.ndarray) -> Batch:
-        pairs, device = functions(self.kernel)[0], self.inputs.device
+        device = self.inputs.device
+        pairs = _first if self.relevance else functions(self.kernel)[0]
         rows, mask, P = padded_precision(self.adjacency, self.offsets, bags, 1.0)
         x = self.inputs[torch.from_numpy(rows).to(device)]
         padded = x.new_zeros(*mask.shape, x.shape[1])
@@ -181,6 +184,10 @@ class Cohort:
         return replace(self, kernel=kernel, kept=[])
 
 
+def _first(x: Tensor, z: Tensor) -> Tensor:
+    return x
+
+
 class Theta(NamedTuple):
     """The settings as numbers of torch, to differentiate or not."""
 
@@ -188,12 +195,14 @@ class Theta(NamedTuple):
     lengthscale: Float[Tensor, ""]
     mean: Float[Tensor, ""]
     coupling: Float[Tensor, ""]
+    weights: Float[Tensor, " d"] | None = None  # of the columns: lengths are lengthscale / weights
 
 
 def inducing_factor(cohort: Cohort, theta: Theta) -> Float[Tensor, "M M"]:
     """L = chol(Kzz + jitter)."""
     pairs, values = functions(cohort.kernel)
-    unit = values(pairs(cohort.inducing, cohort.inducing), theta.lengthscale)
+    Z = cohort.inducing if theta.weights is None else cohort.inducing * theta.weights
+    unit = values(pairs(Z, Z), theta.lengthscale)
     jitter = JITTER if isinstance(cohort.kernel, str) else JITTER * unit.diagonal().mean()
     eye = torch.eye(len(unit), dtype=unit.dtype, device=unit.device)
     return psd_safe_cholesky(theta.variance * (unit + jitter * eye))
@@ -201,15 +210,20 @@ def inducing_factor(cohort: Cohort, theta: Theta) -> Float[Tensor, "M M"]:
 
 def bag_of(cohort: Cohort, batch: Batch, theta: Theta, L: Tensor, with_K: bool = True) -> Bag:
     """W, H, Sigma and K of a batch at some settings."""
-    values = functions(cohort.kernel)[1]
-    Kxz = theta.variance * values(batch.to_inducing, theta.lengthscale)
+    pairs, values = functions(cohort.kernel)
+    to_inducing, within = batch.to_inducing, batch.within
+    if theta.weights is not None:
+        x, padded = to_inducing * theta.weights, within * theta.weights
+        to_inducing = pairs(x, cohort.inducing * theta.weights)
+        within = pairs(padded, padded) if with_K else padded
+    Kxz = theta.variance * values(to_inducing, theta.lengthscale)
     W_rows = torch.linalg.solve_triangular(L, Kxz.mT, upper=False).mT
     W = W_rows.new_zeros(*batch.mask.shape, W_rows.shape[1])
     W = W.masked_scatter(batch.mask[..., None], W_rows)
     eye = torch.eye(batch.C.shape[-1], dtype=W.dtype, device=W.device)
     # Sigma = (I + lambda C)^-1
     sigma = torch.cholesky_inverse(torch.linalg.cholesky(eye + theta.coupling * batch.C))
-    K = theta.variance * values(batch.within, theta.lengthscale) if with_K else sigma
+    K = theta.variance * values(within, theta.lengthscale) if with_K else sigma
     return Bag(batch.mask, batch.positive, W, sigma @ W, sigma, K)
 
 
@@ -263,17 +277,38 @@ def value(
         return float(bag_scores(cohort, found).mean()), found.at.w
 
 
-def _theta(settings: Settings, device: torch.device | str) -> Theta:
-    return Theta(*(torch.tensor(x, dtype=torch.float64, device=device) for x in settings))
+def _theta(
+    settings: Settings, device: torch.device | str, weights: np.ndarray | None = None
+) -> Theta:
+    variance, length, mean, strength = (
+        torch.tensor(x, dtype=torch.float64, device=device) for x in settings
+    )
+    columns = None if weights is None else torch.tensor(weights, device=device)
+    return Theta(variance, length, mean, strength, columns)
+
+
+class Slopes(NamedTuple):
+    """The score, its derivatives in the settings and in the weights of the columns, and w."""
+
+    score: float
+    settings: Settings
+    w: Float[Tensor, " M"]
+    weights: Float[np.ndarray, " d"] | None
 
 
 def gradient(
-    cohort: Cohort, settings: Settings, start: Tensor | None = None
-) -> tuple[float, Settings, Float[Tensor, " M"]]:
-    """The same with its derivatives in variance, length, mean and lambda."""
+    cohort: Cohort,
+    settings: Settings,
+    start: Tensor | None = None,
+    weights: Float[np.ndarray, " d"] | None = None,
+) -> Slopes:
+    """The same with its derivatives in variance, length, mean and lambda (and the weights)."""
+    theta = _theta(settings, cohort.inputs.device, weights)
     with torch.no_grad():
-        found = fit(cohort, _theta(settings, cohort.inputs.device), start)
-    theta = Theta(*(x.requires_grad_() for x in _theta(settings, cohort.inputs.device)))
+        found = fit(cohort, theta, start)
+    for x in theta:
+        if x is not None:
+            x.requires_grad_()
     leaves = [x.detach().clone().requires_grad_() for x in (found.at.w, *found.at[2:])]
     w, R_inverse, J_inverse = leaves
     total = 0.0
@@ -304,7 +339,12 @@ def gradient(
             gamma, _ = leave_out.curvature(bag, theta.mean + bag.H @ w)
             ((bag.H @ v) * gamma).sum().backward()
         L_of_theta.backward(L.grad)
-    return total, Settings(*(float(_grad(x)) for x in theta)), w
+    return Slopes(
+        total,
+        Settings(*(float(_grad(x)) for x in theta[:4])),
+        w,
+        None if theta.weights is None else _grad(theta.weights).cpu().numpy(),
+    )
 
 
 def _grad(x: Tensor) -> Tensor:
@@ -389,7 +429,7 @@ class Search:
             moved = self.space.settings(point)
             prior = self.space.log_prior(point)
             settings = Settings(*moved.tolist())
-            score, by_setting, self.w = gradient(self.cohort, settings, self.w)
+            score, by_setting, self.w, _ = gradient(self.cohort, settings, self.w)
             slope = moved @ torch.tensor(by_setting, dtype=torch.float64)
             (slope + prior / len(self.cohort.positive)).backward()
         return self._note(settings, score, prior), _grad(point).numpy()
@@ -442,3 +482,41 @@ def search(cohort: Cohort, space: Space, budget: int, method: str = "gradient") 
             options={"maxfev": left, "initial_tr_radius": 0.5, "final_tr_radius": 0.02},
         )
     return found
+
+
+# --- A weight for every column ----------------------------------------------------------------
+
+
+def relevance(
+    cohort: Cohort, settings: Settings, budget: int
+) -> tuple[Float[np.ndarray, " d"], float]:
+    """Weights of the columns (geometric mean one) at given settings, and their score.
+
+    L-BFGS over the logarithms of the weights, which a normal prior of width WEIGHT_WIDTH ties to
+    zero: with few bags most columns keep about the common length.
+    """
+    made = replace(cohort, kept=[], relevance=True)
+    d, B = made.inputs.shape[1], len(made.positive)
+    last: dict[str, Tensor] = {}
+    tried: list[tuple[float, float, np.ndarray]] = []
+
+    def objective(a: np.ndarray) -> tuple[float, np.ndarray]:
+        # weights exp(a - mean a): the common length stays what it was
+        weights = np.exp(a - a.mean())
+        score, _, last["w"], slope = gradient(made, settings, last.get("w"), weights)
+        assert slope is not None
+        by_log = slope * weights
+        value = score - (a**2).sum() / (2 * WEIGHT_WIDTH**2 * B)
+        tried.append((value, score, weights))
+        logger.info("relevance %d: %.4f", len(tried), score)
+        return -value, -(by_log - by_log.mean() - a / (WEIGHT_WIDTH**2 * B))
+
+    minimize(
+        objective,
+        np.zeros(d),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxfun": max(budget // GRADIENT_COST, 1), "ftol": 1e-5},
+    )
+    _, score, weights = max(tried, key=lambda t: t[0])
+    return weights, score

@@ -74,10 +74,22 @@ def check_inducing(points: Any, n_features: int) -> Float[np.ndarray, "M D"]:
     return found
 
 
+def check_lengths(lengths: Any, n_inputs: int) -> Float[np.ndarray, " d"]:
+    """Length scales given one a column."""
+    found = np.asarray(lengths)
+    good = found.dtype.kind in "iuf" and found.shape == (n_inputs,)
+    if not good or not (np.isfinite(found) & (found > 0)).all():
+        raise ValueError(
+            f"lengthscale must be a number, a word, or {n_inputs} positive numbers, one a column "
+            f"of the kernel's inputs; got an array of shape {found.shape} and type {found.dtype}."
+        )
+    return found.astype(np.float64)
+
+
 def plain(value: Any) -> Any:
     """A setting as JSON: numbers and strings stay, a generator's state is not kept."""
-    if isinstance(value, np.generic):
-        return value.item()
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
     if isinstance(value, tuple | list):
         return [plain(v) for v in value]
     return value if isinstance(value, str | bool | int | float | None) else None

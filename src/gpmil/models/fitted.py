@@ -50,6 +50,7 @@ class FittedGP(BagClassifier):
     feature_mean_: np.ndarray
     feature_scale_: np.ndarray
     feature_components_: np.ndarray | None
+    relevance_: np.ndarray | None  # weights of the columns, where each has its length
     cohort_: dict[str, Any]
     device: Any
     flags: bool

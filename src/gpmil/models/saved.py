@@ -27,6 +27,7 @@ ARRAYS = (
     "feature_components_",
     "elbo_trace_",
     "evidence_trace_",
+    "relevance_",
     "classes_",
 )
 NUMBERS = (
@@ -96,7 +97,7 @@ class Saved(FittedGP):
             )
         settings["optimize"] = tuple(settings["optimize"])
         model = cls(**settings)
-        optional = {"feature_components_", "evidence_trace_"}
+        optional = {"feature_components_", "evidence_trace_", "relevance_"}
         for name in ARRAYS:
             setattr(model, name, arrays.get(name) if name in optional else arrays[name])
         for name in NUMBERS:

@@ -39,6 +39,7 @@ from gpmil.models.base import (
 )
 from gpmil.models.checks import (
     check_inducing,
+    check_lengths,
     count,
     generator,
     number,
@@ -53,6 +54,7 @@ logger = logging.getLogger("gpmil")
 
 CPU = torch.device("cpu")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
+MOST_LENGTHS = 256
 SOLVERS = ("direct", "newton", "sweeps")
 
 
@@ -64,12 +66,13 @@ class VGPMILPR(Saved):
     kernel : "rbf", "matern32", "matern52", "linear", "auto", or a gpytorch kernel
         A kernel object is used as it is; `variance` and `lengthscale` do not apply to it. "auto"
         tries rbf, matern52 and linear.
-    variance, lengthscale, mean : "auto" or float
+    variance, lengthscale, mean : "auto", float, or for the length scale an array
         Kernel variance, length scale and the constant prior mean c, in the space of standardised
         features. "auto": learned in fit, together, from the labels of the bags, by maximising the
         likelihood of every bag's label under the fit without that bag. `lengthscale="sqrt_dim"`
-        is the square root of the number of features (the paper); `mean="balanced"` the one at
-        which a bag of median size is positive with probability one half.
+        is the square root of the number of features (the paper); "ard" learns one length a column
+        after the common one (up to 256 columns, many bags), an array gives them. `mean="balanced"`
+        is the one at which a bag of median size is positive with probability one half.
     n_inducing, inducing : int, "kmeans" or (M, D) array
         Number of inducing points, and how they are placed: k-means, half in positive and half in
         negative bags; or given, in the feature space of `bags.features`.
@@ -221,6 +224,8 @@ class VGPMILPR(Saved):
         }
         if self.variance_ is not None:
             fixed |= {"variance": self.variance_, "lengthscale": self.lengthscale_}
+            if self.relevance_ is not None:
+                fixed["lengthscale"] = self.lengthscale_ / self.relevance_
         if "coupling" in self.get_params(deep=False):
             fixed["coupling"] = self.coupling_
         return clone(self).set_params(**fixed)
@@ -245,7 +250,8 @@ class VGPMILPR(Saved):
         own_kernel = isinstance(self.kernel, gpytorch.kernels.Kernel)
         names = [n for n in ("mean", "coupling") if _is(getattr(self, n, 0.0), "auto")]
         if not own_kernel:
-            names += [n for n in ("variance", "lengthscale") if _is(getattr(self, n), "auto")]
+            names += ["variance"] if _is(self.variance, "auto") else []
+            names += ["lengthscale"] if _is(self.lengthscale, "auto", "ard") else []
         if "coupling" in names and self.coupling_ == 0:
             names.remove("coupling")  # no edges
         return [*names, "kernel"] if _is(self.kernel, "auto") else names
@@ -272,6 +278,11 @@ class VGPMILPR(Saved):
             kernels[0],
         )
         names = self._learned_names()
+        if _is(self.lengthscale, "ard") and self._n_inputs() > MOST_LENGTHS:
+            raise ValueError(
+                f"lengthscale='ard' learns one length a column, for up to {MOST_LENGTHS} columns; "
+                f"found {self._n_inputs()}. Reduce them with n_components=64, say, or use 'auto'."
+            )
         fixed = {
             "variance": self.variance_ or 1.0,
             "lengthscale": self.lengthscale_ or 1.0,
@@ -289,11 +300,30 @@ class VGPMILPR(Saved):
             self.variance_, self.lengthscale_ = found.settings[:2]
         self.mean_, self.coupling_ = found.settings[2:]
         self.loo_log_likelihood_, self.tuning_trace_ = found.score, found.trace
+        if _is(self.lengthscale, "ard"):
+            chosen_kernel = made.with_kernel(found.kernel)
+            budget = int(self.tuning_budget)
+            weights, score = tuning.relevance(chosen_kernel, found.settings, budget)
+            self._weigh_columns(weights)
+            self.loo_log_likelihood_ = score
+        self._warn_of_guessing(labels[chosen])
         logger.info(
             "learned from %d bags: variance %.3g, length %.3g, mean %.3g, coupling %.3g; "
             "leave-one-bag-out log likelihood %.4f a bag",
             len(chosen), *found.settings, found.score,
         )  # fmt: skip
+
+    def _warn_of_guessing(self, labels: np.ndarray) -> None:
+        share = labels.mean()
+        guess = float(share * np.log(share) + (1 - share) * np.log1p(-share))
+        if self.loo_log_likelihood_ is not None and self.loo_log_likelihood_ < guess:
+            logger.warning(
+                "the learned model predicts a bag left out no better than the share of positive "
+                "bags does (log likelihood %.3f against %.3f): too few bags, or features that do "
+                "not tell the classes apart.",
+                self.loo_log_likelihood_,
+                guess,
+            )
 
     def _first_look(self, bags: Bags, labels: np.ndarray) -> Float[np.ndarray, " N"]:
         """m*/sd of every instance under a fit at the settings that tuning starts from."""
@@ -388,6 +418,15 @@ class VGPMILPR(Saved):
             found = features.identity(bags.n_features)
         self.feature_mean_, self.feature_scale_ = found.mean, found.scale
         self.feature_components_ = found.components
+        self.relevance_ = None
+        if np.ndim(self.lengthscale) == 1:
+            lengths = check_lengths(self.lengthscale, self._n_inputs())
+            self._weigh_columns(np.exp(np.log(lengths).mean()) / lengths)
+
+    def _weigh_columns(self, weights: Float[np.ndarray, " d"]) -> None:
+        """Lengths lengthscale_ / weights: the weights go into the scale of the inputs."""
+        self.relevance_ = weights
+        self.feature_scale_ = self.feature_scale_ / weights
 
     def _place_inducing(self, bags: Bags, positive_row: np.ndarray) -> Float[np.ndarray, "M D"]:
         if not isinstance(self.inducing, str):
@@ -409,12 +448,12 @@ class VGPMILPR(Saved):
         self.kernel_ = "rbf" if _is(self.kernel, "auto") else copy.deepcopy(self.kernel)
         root_dim = math.sqrt(self._n_inputs())
         self.variance_ = 1.0 if _is(self.variance, "auto") else float(self.variance)
-        known = {"sqrt_dim": root_dim, "auto": root_dim}
-        self.lengthscale_ = (
-            known[self.lengthscale]
-            if isinstance(self.lengthscale, str)
-            else float(self.lengthscale)
-        )
+        if isinstance(self.lengthscale, str):
+            self.lengthscale_ = root_dim  # until it is learned, if it is
+        elif np.ndim(self.lengthscale) == 1:
+            self.lengthscale_ = float(np.exp(np.log(self.lengthscale).mean()))
+        else:
+            self.lengthscale_ = float(self.lengthscale)
         if isinstance(self.kernel, gpytorch.kernels.Kernel):
             self.variance_ = self.lengthscale_ = None
         if _is(self.mean, "balanced"):
@@ -440,7 +479,9 @@ class VGPMILPR(Saved):
         one_of("dtype", self.dtype, tuple(DTYPES))
         if isinstance(self.inducing, str):
             one_of("inducing", self.inducing, ("kmeans",))
-        word_or_number("lengthscale", self.lengthscale, ("auto", "sqrt_dim"), above=0)
+        if np.ndim(self.lengthscale) != 1:
+            words = ("auto", "ard", "sqrt_dim")
+            word_or_number("lengthscale", self.lengthscale, words, above=0)
         word_or_number("variance", self.variance, ("auto",), above=0)
         word_or_number("mean", self.mean, ("auto", "balanced"))
         count("tuning_budget", self.tuning_budget, least=1)
@@ -573,8 +614,8 @@ class VGPMILPRI(VGPMILPR):
         return strength
 
 
-def _is(value: Any, word: str) -> bool:
-    return isinstance(value, str) and value == word
+def _is(value: Any, *words: str) -> bool:
+    return isinstance(value, str) and value in words
 
 
 def paper_settings(model: str = "VGPMILPRI") -> dict[str, Any]:
