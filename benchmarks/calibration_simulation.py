@@ -527,8 +527,13 @@ def quietly(
     one_cohort: Callable[[Any, int], dict[str, float]], case: Any, seed: int
 ) -> dict[str, float]:
     """Without the library's advice about single cohorts."""
-    logging.getLogger("gpmil").setLevel(logging.ERROR)
-    return one_cohort(case, seed)
+    logger = logging.getLogger("gpmil")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return one_cohort(case, seed)
+    finally:
+        logger.setLevel(before)
 
 
 def plus_minus(values: np.ndarray, digits: int = 4) -> str:

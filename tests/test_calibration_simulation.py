@@ -46,8 +46,8 @@ def test_p_values_of_benign_patches_are_uniform_where_models_agree(hold):
 def test_where_models_disagree_pooled_p_values_are_too_large_not_too_small():
     weak = simulation.Tissue(shift=1.0, smallest=0.3, largest=0.4)
     found = flags(range(6), n_bags=16, n_fresh=60, tissue=weak)
-    assert found["agreement"].mean() < 0.9
-    assert found["pooled <= 0.05"].mean() < 0.04
+    assert found["agreement"].mean() < 0.95
+    assert found["pooled <= 0.05"].mean() < 0.045
     assert max(found[f"fdr bag {rate}"].mean() - rate for rate in RATES) < 0
 
 
@@ -88,11 +88,14 @@ def test_calibration_mends_settings_that_are_off():
     assert found["sigmoid, log loss"].mean() < found["raw, log loss"].mean()
 
 
-def test_learned_coupling_is_near_the_truth():
-    case = simulation.Coupled(1.0, "coupling", sides=(6, 6), n_inducing=40)
-    found = simulation.study(simulation.coupled_cohort, [case], TEN)[case.name]
-    assert found["within three"].sum() >= 8
-    assert 0.5 < np.median(found["ratio"]) < 2
+def test_learned_coupling_follows_the_truth():
+    # neither truth is 1, where the search begins and its weak prior has its centre
+    low, high = (simulation.Coupled(truth, "coupling", sides=(5, 6)) for truth in (0.3, 3.0))
+    found = simulation.study(simulation.coupled_cohort, [low, high], range(5))
+    ratios = np.concatenate([found[case.name]["ratio"] for case in (low, high)])
+    assert (np.abs(np.log(ratios)) < np.log(3)).sum() >= 7
+    learned = [case.truth * np.median(found[case.name]["ratio"]) for case in (low, high)]
+    assert learned[1] > 1.5 * learned[0]
 
 
 def test_cohorts_of_the_model_have_its_moments():

@@ -209,7 +209,7 @@ def cohort():
 
 @pytest.mark.parametrize(
     ("numbers", "solver"),
-    [*((s, "direct") for s in SETTINGS), *((s, "newton") for s in SETTINGS[:3])],
+    [*((s, "direct") for s in SETTINGS), *((s, "newton") for s in SETTINGS[:2])],
 )
 def test_leaving_out_is_refitting(cohort, numbers, solver):
     model = model_of(some_inducing(cohort, 8), numbers, solver=solver).fit(cohort)
@@ -228,7 +228,7 @@ def test_leaving_out_is_refitting_with_coupled_moments(cohort):
     Z = some_inducing(cohort, 8)
     model = model_of(Z, SETTINGS[1], moments="coupled").fit(cohort)
     found = model.leave_one_bag_out(cohort)
-    chosen = np.arange(1, len(cohort), 5)
+    chosen = np.arange(1, len(cohort), 6)
     expected = refitted(model, cohort, chosen)
     assert abs(found[chosen].mean() - expected.mean()) < 0.01
     assert np.corrcoef(found[chosen], expected)[0, 1] > 0.999

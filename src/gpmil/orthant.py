@@ -130,7 +130,7 @@ def log_orthant_ep(
     """log P(all m < 0) by plain EP, below its bound min_i log P(m_i < 0); differentiable."""
     t = mu * cov.diagonal(dim1=-2, dim2=-1).rsqrt()
     bound = torch.special.log_ndtr(-torch.where(mask, t, -math.inf)).amin(-1)
-    return torch.minimum(_SmoothLogP.apply(mu, cov, mask), bound)
+    return torch.minimum(_SmoothLogP.apply(mu, cov, mask), bound).clamp(max=-TINY)
 
 
 def settle(

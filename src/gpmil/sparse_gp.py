@@ -74,7 +74,7 @@ def unit_kernel(kernel: str | gpytorch.kernels.Kernel) -> gpytorch.kernels.Kerne
         return copy.deepcopy(kernel).double()
     if kernel not in KERNELS:
         raise ValueError(
-            f"kernel must be one of {sorted(KERNELS)} or a gpytorch kernel, got {kernel!r}."
+            f"kernel must be one of {sorted(KERNELS)}, 'auto' or a gpytorch kernel, got {kernel!r}."
         )
     unit = KERNELS[kernel]().double()
     one = torch.ones((), dtype=torch.float64)

@@ -52,7 +52,9 @@ def segment_max(x: Float[Tensor, " n"], offsets: Int[Tensor, " b1"]) -> Float[Te
 
 def hazard(t: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """h(t) = phi(t) / (1 - Phi(t)) = sqrt(2/pi) / erfcx(t / sqrt 2)."""
-    return math.sqrt(2 / math.pi) / torch.special.erfcx(t / math.sqrt(2))
+    # erfcx overflows below -37, and its derivative with it: there h = phi to the last digit
+    near = math.sqrt(2 / math.pi) / torch.special.erfcx(t.clamp(min=-37) / math.sqrt(2))
+    return torch.where(t < -37, torch.exp(-t * t / 2) / math.sqrt(2 * math.pi), near)
 
 
 def excess(t: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
@@ -75,8 +77,10 @@ def variance_ratio(t: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
 
 def log_not(log_q: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """log(1 - q) from log q < 0, accurate at both ends."""
-    near_one = torch.log(-torch.expm1(log_q))
-    return torch.where(log_q > -math.log(2), near_one, torch.log1p(-torch.exp(log_q)))
+    # each branch sees only its own numbers, so that neither spoils the other's derivative
+    near = log_q > -math.log(2)
+    near_one = torch.log(-torch.expm1(torch.where(near, log_q, -0.5)))
+    return torch.where(near, near_one, torch.log1p(-torch.exp(torch.where(near, -1.0, log_q))))
 
 
 def moments(
@@ -95,15 +99,17 @@ def moments(
     far = _far_tail(t, offsets, sizes)
     # r = q / (1 - q); a bag in the far tail takes rho and log(1 - q) from there
     is_far = segment_max(t, offsets) < FAR
-    log_p = torch.where(is_far, far.log_p, log_not(log_q))
+    near_q = torch.where(is_far, -1.0, log_q)
+    near_p = log_not(near_q)
+    log_p = torch.where(is_far, far.log_p, near_p)
     far_row, pos_row = (m.repeat_interleave(sizes) for m in (is_far, positive))
-    r = torch.exp(log_q - log_p).repeat_interleave(sizes)
+    r = torch.exp(near_q - near_p).repeat_interleave(sizes)
     rho = torch.where(far_row, far.rho, r * h)
     # rho / sqrt(q) = sqrt(q) h / (1 - q): stays finite as q -> 0
-    root = torch.exp(log_q / 2 - log_p).repeat_interleave(sizes)
+    root = torch.exp(near_q / 2 - near_p).repeat_interleave(sizes)
     scaled = torch.where(far_row, far.rho, root * h)  # q = 1 to the last digit in the far tail
     # rho / q = h / (1 - q)
-    over_q = torch.where(far_row, far.rho, torch.exp(-log_p).repeat_interleave(sizes) * h)
+    over_q = torch.where(far_row, far.rho, torch.exp(-near_p).repeat_interleave(sizes) * h)
 
     # E = mu - sigma h (eq. qmi_0) = -sigma (h - t);  E = mu + sigma rho (eq. qmi_1)
     mean_neg = -sigma * excess(t)

@@ -14,6 +14,7 @@ Distances between instances and inducing points are kept, so that another z cost
 bags go in batches of similar size, so that nothing larger than a few bags is differentiated.
 """
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -56,6 +57,8 @@ STARTS = (
 LOWEST = (0.05, 0.2, -4.0, 0.01)
 HIGHEST = (5000.0, 50.0, 2.0, 100.0)
 WEIGHT_WIDTH = 0.5
+TINY = 1e-30  # a squared distance
+FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 4  # fits' worth of work in one value with its gradient
 
 
@@ -89,12 +92,12 @@ def _rbf(s: Tensor, length: Tensor) -> Tensor:
 
 
 def _matern32(s: Tensor, length: Tensor) -> Tensor:
-    r = (3 * s).sqrt() / length
+    r = (3 * s.clamp(min=TINY)).sqrt() / length  # sqrt has no derivative at zero
     return (1 + r) * torch.exp(-r)
 
 
 def _matern52(s: Tensor, length: Tensor) -> Tensor:
-    r = (5 * s).sqrt() / length
+    r = (5 * s.clamp(min=TINY)).sqrt() / length
     return (1 + r + r * r / 3) * torch.exp(-r)
 
 
@@ -133,8 +136,8 @@ class Batch:
     positive: Bool[Tensor, " b"]
     bags: Int[np.ndarray, " b"]
     C: Float[Tensor, "b p p"]  # Laplacians, zero in the padding
-    to_inducing: Float[Tensor, "n M"]  # or the inputs themselves, (n, d)
-    within: Float[Tensor, "b p p"]  # or (b, p, d)
+    to_inducing: Float[Tensor, "n j"]  # (n, M), or the inputs themselves, (n, d)
+    within: Float[Tensor, "b p k"]  # (b, p, p), or (b, p, d)
 
 
 @dataclass(frozen=True)
@@ -156,12 +159,13 @@ class Cohort:
             yield from self.kept
             return
         sizes = np.diff(self.offsets)
-        small = len(self.inducing) * sizes.sum() + 2 * (sizes**2).sum() <= KEPT_ELEMENTS
-        for bags in batches(np.arange(len(sizes)), sizes, self.inputs.device):
-            batch = self._batch(bags)
-            if small:
-                self.kept.append(batch)
-            yield batch
+        made: Iterator[Batch] = (
+            self._batch(b) for b in batches(np.arange(len(sizes)), sizes, self.inputs.device)
+        )
+        if len(self.inducing) * sizes.sum() + 2 * (sizes**2).sum() <= KEPT_ELEMENTS:
+            self.kept.extend(list(made))
+            made = iter(self.kept)
+        yield from made
 
     def _batch(self, bags: np.ndarray) -> Batch:
         device = self.inputs.device
@@ -260,7 +264,7 @@ def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) 
 
 def bag_scores(cohort: Cohort, found: Fit) -> Float[Tensor, " B"]:
     """log p(y_b) of every bag left out, by plain EP, in the order of the cohort."""
-    out = torch.empty(len(cohort.positive), dtype=torch.float64)
+    out = torch.full((len(cohort.positive),), torch.nan, dtype=torch.float64)
     for batch, bag in found.bags:
         mu = leave_out.mean_direct(bag, found.at)
         S = leave_out.covariance(bag, found.at)
@@ -397,6 +401,10 @@ class Space:
         return -((z - torch.from_numpy(self.z(CENTRE))) / width).square().sum() / 2
 
 
+class Spent(Exception):
+    """The budget is used up."""
+
+
 class Trial(NamedTuple):
     """Settings that were tried: their leave-one-bag-out score, and with the prior."""
 
@@ -412,30 +420,44 @@ class Search:
 
     cohort: Cohort
     space: Space
+    budget: int
     trace: list[Trial] = field(default_factory=list)
     w: Tensor | None = None
 
     def value(self, z: Float[np.ndarray, " k"]) -> float:
         """The objective at z."""
+        self._spend(1)
         point = torch.from_numpy(z)
         settings = Settings(*self.space.settings(point).tolist())
-        score, self.w = value(self.cohort, settings, self.w)
-        return self._note(settings, score, self.space.log_prior(point))
+        score, w = value(self.cohort, settings, self.w)
+        return self._note(settings, score, self.space.log_prior(point), w)
 
     def slopes(self, z: Float[np.ndarray, " k"]) -> tuple[float, Float[np.ndarray, " k"]]:
         """The objective and its gradient at z."""
+        self._spend(GRADIENT_COST)
         point = torch.tensor(z, requires_grad=True)
         with torch.enable_grad():
             moved = self.space.settings(point)
             prior = self.space.log_prior(point)
             settings = Settings(*moved.tolist())
-            score, by_setting, self.w, _ = gradient(self.cohort, settings, self.w)
+            score, by_setting, w, _ = gradient(self.cohort, settings, self.w)
             slope = moved @ torch.tensor(by_setting, dtype=torch.float64)
             (slope + prior / len(self.cohort.positive)).backward()
-        return self._note(settings, score, prior), _grad(point).numpy()
+        slopes = _grad(point).numpy()
+        if not np.isfinite(slopes).all():
+            return FAILED, np.zeros_like(slopes)
+        return self._note(settings, score, prior, w), slopes
 
-    def _note(self, settings: Settings, score: float, log_prior: Tensor) -> float:
+    def _spend(self, cost: int) -> None:
+        if self.trace and cost > self.budget:
+            raise Spent
+        self.budget -= cost
+
+    def _note(self, settings: Settings, score: float, log_prior: Tensor, w: Tensor) -> float:
         objective = score + float(log_prior.detach()) / len(self.cohort.positive)
+        if not math.isfinite(objective):
+            return FAILED
+        self.w = w
         kernel = self.cohort.kernel
         name = kernel if isinstance(kernel, str) else type(kernel).__name__
         self.trace.append(Trial(name, settings, score, objective))
@@ -456,31 +478,36 @@ def search(cohort: Cohort, space: Space, budget: int, method: str = "gradient") 
 
     method : "gradient" (L-BFGS) or "derivative_free" (COBYQA).
     """
-    found = Search(cohort, space)
+    found = Search(cohort, space, budget)
     starts = list(dict.fromkeys(tuple(space.z(s)) for s in STARTS))[: max(1, budget)]
     scores = [found.value(np.array(z)) for z in starts]
-    left = budget - len(scores)
-    if not space.learned or left < GRADIENT_COST:
+    if not found.trace:
+        raise ValueError(
+            "the leave-one-bag-out likelihood is not a number at any of the starting settings: "
+            "features far from unit scale? Standardise them, or give the settings as numbers."
+        )
+    if not space.learned:
         return found
     begin = np.array(starts[int(np.argmax(scores))])
     bounds = list(zip(space.z(LOWEST), space.z(HIGHEST), strict=True))
-    if method == "gradient":
-        minimize(
-            lambda z: tuple(-a for a in found.slopes(z)),
-            begin,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=bounds,
-            options={"maxfun": left // GRADIENT_COST, "ftol": 1e-5, "gtol": 1e-4},
-        )
-    else:
-        minimize(
-            lambda z: -found.value(z),
-            begin,
-            method="COBYQA",
-            bounds=bounds,
-            options={"maxfev": left, "initial_tr_radius": 0.5, "final_tr_radius": 0.02},
-        )
+    with contextlib.suppress(Spent):
+        if method == "gradient":
+            minimize(
+                lambda z: tuple(-a for a in found.slopes(z)),
+                begin,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=bounds,
+                options={"ftol": 1e-5, "gtol": 1e-4},
+            )
+        else:
+            minimize(
+                lambda z: -found.value(z),
+                begin,
+                method="COBYQA",
+                bounds=bounds,
+                options={"maxfev": budget, "initial_tr_radius": 0.5, "final_tr_radius": 0.02},
+            )
     return found
 
 

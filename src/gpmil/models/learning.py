@@ -9,7 +9,6 @@ import numpy as np
 from gpytorch.kernels import Kernel as GPyTorchKernel
 from jaxtyping import Float, Int
 from scipy.special import ndtri
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from gpmil import tuning
@@ -51,14 +50,19 @@ def is_small(bags: Bags) -> bool:
 
 def subsample(labels: Int[np.ndarray, " B"], seed: int) -> Int[np.ndarray, " b"]:
     """The bags to tune on: all, or 500 with the classes in their proportion."""
-    everyone = np.arange(len(labels))
     if len(labels) <= MOST_BAGS:
-        return everyone
+        return np.arange(len(labels))
     logger.info("tuning on a stratified subsample of %d of %d bags", MOST_BAGS, len(labels))
-    few = min(np.bincount(labels))
-    stratify = labels if few >= 2 else None
-    chosen, _ = train_test_split(
-        everyone, train_size=MOST_BAGS, stratify=stratify, random_state=seed
+    rng = np.random.default_rng(seed)
+    positive, negative = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+    # a rare class keeps two bags at least, or all it has
+    share = round(MOST_BAGS * len(positive) / len(labels))
+    n_positive = int(np.clip(share, min(2, len(positive)), MOST_BAGS - min(2, len(negative))))
+    chosen = np.concatenate(
+        [
+            rng.choice(positive, min(n_positive, len(positive)), replace=False),
+            rng.choice(negative, min(MOST_BAGS - n_positive, len(negative)), replace=False),
+        ]
     )
     return np.sort(chosen)
 

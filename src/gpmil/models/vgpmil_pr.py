@@ -284,7 +284,7 @@ class VGPMILPR(Saved):
                 f"found {self._n_inputs()}. Reduce them with n_components=64, say, or use 'auto'."
             )
         fixed = {
-            "variance": self.variance_ or 1.0,
+            "variance": 1.0 if self.variance_ is None else self.variance_,
             "lengthscale": self.lengthscale_ or 1.0,
             "mean": self.mean_,
             "coupling": self.coupling_,
@@ -331,7 +331,7 @@ class VGPMILPR(Saved):
         first.variance, first.lengthscale, first.mean = 20.0, 3 * math.sqrt(self._n_inputs()), -7.0
         first.coupling, first.kernel = min(self.coupling_, 1.0), "rbf"
         first.inducing, first.moments, first.solver = self.inducing_points_, "diagonal", "direct"
-        first.optimize = ()
+        first.optimize, first.calibrated, first.flags = (), False, False
         found = first.fit(bags, labels).predict_instances(bags)
         return found.mean / found.std
 
@@ -352,7 +352,22 @@ class VGPMILPR(Saved):
                     "these are not the bags the model was fitted on: leaving one of them out of "
                     "the fit has no meaning. Pass the training bags."
                 )
+            self._check_same_labels(problem, q.w)
             return self._leave_out(gp, problem, q, bags, labels)
+
+    def _check_same_labels(self, problem: inference.Problem, w: torch.Tensor) -> None:
+        """R holds no labels; the condition that w fulfils does."""
+        if self.solver == "sweeps" and not self.converged_:
+            return
+        if self.solver == "direct":
+            residual = inference.relative(inference.collapsed_bound(problem, w)[1], w)
+        else:
+            residual = inference.relative(inference.fixed_point(problem, w)[0], problem.R @ w)
+        if residual > max(1e-5, 100 * float(self.residual_)):
+            raise ValueError(
+                "these labels are not those the model was fitted with (its optimum is none for "
+                f"them, residual {residual:.1e}). Pass the labels of the fit."
+            )
 
     def _leave_out(
         self,
@@ -457,10 +472,15 @@ class VGPMILPR(Saved):
         if isinstance(self.kernel, gpytorch.kernels.Kernel):
             self.variance_ = self.lengthscale_ = None
         if _is(self.mean, "balanced"):
-            deviation = math.sqrt(1 + (self.variance_ or 1.0))
-            self.mean_ = learning.balanced_level(bags.sizes) * deviation
+            variance = self._own_variance() if self.variance_ is None else self.variance_
+            self.mean_ = learning.balanced_level(bags.sizes) * math.sqrt(1 + variance)
         else:
             self.mean_ = 0.0 if _is(self.mean, "auto") else float(self.mean)
+
+    def _own_variance(self) -> float:
+        """Mean variance of a kernel object at the inducing points."""
+        z = self._inputs(self.inducing_points_, CPU)
+        return float(Kernel(self.kernel_, 1.0, 1.0)(z, z).diagonal().mean())
 
     def _check_kernel(self, device: torch.device) -> None:
         try:
@@ -604,6 +624,9 @@ class VGPMILPRI(VGPMILPR):
     def _coupling_strength(self, bags: Bags) -> float:
         learned = _is(self.coupling, "auto")
         strength = 1.0 if learned else check_strength(float(self.coupling))
+        if learned and bags.has_geometry and not bags.adjacency.nnz:
+            logger.warning("no two instances are neighbours: the model runs uncoupled.")
+            return 0.0
         if strength > 0 and not bags.has_geometry:
             logger.warning(
                 "the bags have neither coordinates nor edges: the model runs uncoupled "
