@@ -165,7 +165,6 @@ def test_batches_cover_every_bag_once_with_laplacians(mixed, Z):
     assert sorted(seen) == list(range(len(mixed))) and len(list(cohort.batches())) > 1
 
 
-@pytest.mark.xfail(strict=True, reason="batches are kept while they are given out")
 def test_a_loop_left_early_loses_no_bags(bags, Z):
     cohort = cohort_of(bags, Z)
     next(iter(cohort.batches()))
@@ -245,10 +244,6 @@ def weighted(bags, Z, weights):
     return cohort_of(moved, Z * weights)
 
 
-BATCH = "Batch.within is declared b p p and holds b p d where columns have weights"
-
-
-@pytest.mark.xfail(strict=True, raises=Exception, reason=BATCH)
 @pytest.mark.parametrize("kernel", ["rbf", "matern32"])
 def test_weights_are_a_scale_of_the_columns(bags, Z, kernel):
     point = POINT_OF[kernel]
@@ -259,7 +254,6 @@ def test_weights_are_a_scale_of_the_columns(bags, Z, kernel):
     assert relative_error(found.settings, expected.settings) < 1e-7
 
 
-@pytest.mark.xfail(strict=True, raises=Exception, reason=BATCH)
 def test_the_gradient_in_the_weights(bags, Z, monkeypatch):
     monkeypatch.setattr("gpmil.orthant.SMOOTH_TOLERANCE", 1e-9)
     inside = replace(cohort_of(bags, Z), relevance=True)
@@ -273,14 +267,12 @@ def test_the_gradient_in_the_weights(bags, Z, monkeypatch):
         assert found[i] == pytest.approx(difference(moved, WEIGHTS[i], 0.02), rel=1e-6)
 
 
-@pytest.mark.xfail(strict=True, raises=Exception, reason=BATCH)
 def test_relevance_climbs_and_keeps_the_common_length(cohort):
     weights, score = tuning.relevance(cohort, POINTS[0], 12)
     assert np.log(weights).sum() == pytest.approx(0, abs=1e-9) and weights.min() > 0
     assert score > tuning.value(cohort, POINTS[0])[0]
 
 
-@pytest.mark.xfail(strict=True, raises=Exception, reason="sqrt at a distance of zero")
 @pytest.mark.parametrize("kernel", ["matern32", "matern52"])
 def test_weights_of_a_matern_kernel_have_a_gradient(bags, Z, kernel):
     inside = replace(cohort_of(bags, Z, kernel), relevance=True)
@@ -295,10 +287,7 @@ def test_weights_of_a_matern_kernel_have_a_gradient(bags, Z, kernel):
 
 # --- Far tails --------------------------------------------------------------------------------
 
-FAR = "where with an infinite branch not taken: 0 * inf in log_not, hazard and moments"
 
-
-@pytest.mark.xfail(strict=True, reason=FAR)
 def test_the_gradient_where_every_patch_is_far_below_zero(mixed, Z):
     cohort = cohort_of(mixed, Z)
     point = Settings(400.0, 3.0, -40.0, 2.0)  # c / sqrt(1 + variance) = -2
@@ -307,7 +296,6 @@ def test_the_gradient_where_every_patch_is_far_below_zero(mixed, Z):
     assert relative_error(found[2:], slopes(cohort, point, 0.001, which=(2, 3))) < 1e-5
 
 
-@pytest.mark.xfail(strict=True, reason=FAR)
 @pytest.mark.parametrize("shift", [-90.0, -12.0, 60.0])
 def test_the_curvature_has_derivatives_in_both_tails(shift):
     for positive in (False, True):
@@ -452,7 +440,7 @@ def test_the_gradient_in_z(cohort, fixed, level, monkeypatch):
     """Through the settings, the mean that moves with the variance, and the prior."""
     monkeypatch.setattr("gpmil.orthant.SMOOTH_TOLERANCE", 1e-10)
     space = Space(fixed, 2.0, level)
-    search = tuning.Search(cohort, space)
+    search = tuning.Search(cohort, space, budget=1000)
     z = space.z((6.0, 1.4, -0.9, 0.6))
     value, found = search.slopes(z)
     assert value == pytest.approx(search.value(z), abs=1e-8)
@@ -543,16 +531,12 @@ def bowl(monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("budget", [1, 4, 6, 9, 10, 17, 26, 40, 90])
 def test_the_budget_is_kept(cohort, bowl, budget, method):
-    """A value is one fit's worth of work, a gradient four; the last line search may end."""
+    """A value is one fit's worth of work, a gradient four."""
     found = tuning.search(cohort, Space({}, 2.0), budget, method)
     starts = min(budget, len(STARTS))
     rest = len(found.trace) - starts
-    if budget - starts < tuning.GRADIENT_COST:
-        assert rest == 0
-    elif method == "gradient":
-        assert rest <= (budget - starts) // tuning.GRADIENT_COST + 3
-    else:
-        assert rest <= budget - starts
+    cost = tuning.GRADIENT_COST if method == "gradient" else 1
+    assert rest <= (budget - starts) // cost
     again = tuning.search(cohort, Space({}, 2.0), budget, method)
     assert again.trace == found.trace
 
@@ -585,7 +569,7 @@ def test_starts_that_fall_together_are_tried_once(cohort, bowl):
 
 
 def test_the_best_of_equals_is_the_first(cohort):
-    search = tuning.Search(cohort, Space({}, 2.0))
+    search = tuning.Search(cohort, Space({}, 2.0), budget=1000)
     search.trace = [tuning.Trial("rbf", p, -0.5, -0.6) for p in POINTS]
     assert search.best.settings == POINTS[0]
 
@@ -702,7 +686,6 @@ def test_without_geometry_the_coupling_is_zero_and_that_is_said_once(bags, Z, ca
     assert numbers_of(plain) == numbers_of(model)
 
 
-@pytest.mark.xfail(strict=True, reason="coordinates without one edge leave the coupling at 1")
 def test_without_one_edge_there_is_no_coupling_to_learn(bags, Z):
     apart = [100.0 * np.stack([np.arange(n), np.arange(n)], axis=1) for n in bags.sizes]
     lonely = Bags.from_arrays(bags.split(bags.features), bags.labels, coords=apart, step=7.0)
@@ -728,7 +711,6 @@ def test_only_the_kernel_is_learned(bags, Z):
     assert model.kernel_ == max(values, key=lambda k: values[k])
 
 
-@pytest.mark.xfail(strict=True, raises=Exception, reason=FAR)
 def test_a_linear_kernel_on_bags_that_are_easily_told_apart():
     easy = standard_cohort(seed=0, n_bags=30, sizes=(1, 3), shift=3.0)
     model = learner(some_inducing(easy, 12), kernel="linear", tuning_budget=20).fit(easy)
@@ -774,7 +756,6 @@ def test_a_balanced_mean(bags, Z):
     assert len({row["mean"] for row in fixed_variance.tuning_trace_}) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a kernel object counts as one of variance 1")
 def test_a_balanced_mean_under_a_kernel_object(bags, Z):
     model = model_of(Z, POINTS[0], kernel=kernel_object(), mean="balanced").fit(bags)
     # its diagonal is 8
@@ -818,13 +799,11 @@ def test_the_subsample_keeps_the_classes_and_the_seed(monkeypatch):
     assert not np.array_equal(found, learning.subsample(labels, 4))
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="one bag is left for the other side")
 def test_all_bags_but_one(monkeypatch):
     monkeypatch.setattr(learning, "MOST_BAGS", 20)
     assert len(learning.subsample(np.array([0, 1, 1] * 7), 0)) == 20
 
 
-@pytest.mark.xfail(strict=True, reason="in proportion, two of fifty are none of twelve")
 def test_a_rare_class_is_kept_in_the_subsample(monkeypatch):
     monkeypatch.setattr(learning, "MOST_BAGS", 12)
     labels = np.array([1, 1] + [0] * 48)
@@ -871,7 +850,6 @@ def test_thinning_of_a_model_without_coupling(many, monkeypatch):
     assert "coupling" not in model.get_params() and not hasattr(model, "coupling")
 
 
-@pytest.mark.xfail(strict=True, reason="the first look is cross-fitted, too")
 def test_the_first_look_is_one_fit(many, caplog, monkeypatch):
     monkeypatch.setattr(learning, "MOST_INSTANCES", 5)
     with caplog.at_level(logging.INFO, LOGGER):
@@ -942,7 +920,6 @@ def test_wrong_settings_are_named(bags, Z, name, value):
         model_of(Z, **{name: value}).fit(bags)
 
 
-@pytest.mark.xfail(strict=True, reason="the list of kernels is that of the names alone")
 def test_a_wrong_kernel_is_told_of_auto(bags, Z):
     with pytest.raises(ValueError, match="auto"):
         model_of(Z, kernel="best").fit(bags)

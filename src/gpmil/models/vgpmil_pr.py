@@ -48,7 +48,7 @@ from gpmil.models.checks import (
 )
 from gpmil.models.cross_fit import CrossFit
 from gpmil.models.saved import Saved
-from gpmil.sparse_gp import Posterior, SparseGP
+from gpmil.sparse_gp import Kernel, Posterior, SparseGP
 
 logger = logging.getLogger("gpmil")
 
