@@ -25,6 +25,8 @@ from gpmil.coupling import Dense
 from gpmil.sparse_gp import SparseGP
 from gpmil.truncated import log_not, moments
 
+LONGEST = 10.0
+
 
 class Bag(NamedTuple):
     """b bags padded to p instances, the rows of W and H zero in the padding."""
@@ -82,7 +84,18 @@ def mean_direct(bag: Bag, at: Optimum) -> Float[Tensor, "b p"]:
     gamma, A = curvature(bag, mu)
     G = bag.H @ at.J_inverse @ bag.H.mT
     # mu_-b = mu - H (J - H'A H)^-1 H'gamma = mu - (I - G A)^-1 G gamma
-    return mu - torch.linalg.solve(_eye(G) - G @ A, (G @ gamma[..., None])[..., 0])
+    plain = (G @ gamma[..., None])[..., 0]
+    return mu - shortened(torch.linalg.solve(_eye(G) - G @ A, plain), plain)
+
+
+def shortened(step: Float[Tensor, "b p"], plain: Float[Tensor, "b p"]) -> Float[Tensor, "b p"]:
+    """No step longer than LONGEST times the one that ignores the bag's own curvature.
+
+    Without bag b the bound may be all but flat in some direction at w; Newton would go to nowhere.
+    """
+    most = LONGEST * plain.norm(dim=-1, keepdim=True)
+    length = step.norm(dim=-1, keepdim=True)
+    return torch.where(length > most, step * (most / length.clamp(min=1e-300)), step)
 
 
 def diagonal_slope(
@@ -109,7 +122,8 @@ def mean_fixed_point(bag: Bag, at: Optimum, coupled: bool) -> Float[Tensor, "b p
         E, DG = diagonal_slope(bag, mu, G)
     pulled = torch.where(bag.mask, mu - E, 0.0)
     # mu_-b = mu + G (I - (I - D) G)^-1 (mu - E)
-    return mu + (G @ torch.linalg.solve(_eye(G) - G + DG, pulled)[..., None])[..., 0]
+    step = G @ torch.linalg.solve(_eye(G) - G + DG, pulled)[..., None]
+    return mu + shortened(step[..., 0], (G @ pulled[..., None])[..., 0])
 
 
 def covariance(bag: Bag, at: Optimum) -> Float[Tensor, "b p p"]:

@@ -36,6 +36,12 @@ def number(name: str, value: Any, above: float | None = None, least: float | Non
         raise ValueError(f"{name} must be {wanted}, got {value!r}.")
 
 
+def share(name: str, value: Any) -> None:
+    """Insist on a number between 0 and 1, neither of them."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < 1:
+        raise ValueError(f"{name} must be a number between 0 and 1 (10 % is 0.1), got {value!r}.")
+
+
 def word_or_number(
     name: str,
     value: Any,

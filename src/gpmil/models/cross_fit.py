@@ -21,6 +21,24 @@ logger = logging.getLogger("gpmil")
 ARRAYS = ("labels", "groups", "fold", "fingerprints", "log_odds")
 
 
+def planned_folds(
+    bags: Bags, labels: Int[np.ndarray, " B"], n_folds: int, seed: int, calibrated: bool
+) -> Int[np.ndarray, " B"]:
+    """The folds, before anything is fitted; a ValueError where there are too few bags for them."""
+    fold = calibration.folds(labels, bags.groups, n_folds, seed)
+    if calibrated:
+        left = [np.bincount(labels[fold != k], minlength=2).min() for k in np.unique(fold)]
+        counts = np.bincount(labels, minlength=2)
+        if min(left) < calibration.NEEDED:
+            raise ValueError(
+                f"calibrated=True needs at least {calibration.NEEDED} bags of each class outside "
+                f"every fold (so about {calibration.NEEDED + 2} of each, better 50); found "
+                f"{counts[0]} negative and {counts[1]} positive in {len(left)} folds. Add bags, or "
+                "fit with calibrated=False."
+            )
+    return fold
+
+
 @dataclass(frozen=True)
 class CrossFit:
     """The K models, what they said of the bags held out, and what follows from it."""
@@ -40,13 +58,13 @@ class CrossFit:
         model: Any,
         bags: Bags,
         labels: np.ndarray,
-        n_folds: int,
-        seed: int,
+        fold: Int[np.ndarray, " B"],
         calibrated: bool,
     ) -> "CrossFit":
         """Fit copies of `model`, its settings fixed, without one fold each."""
-        groups = None if bags.groups is None else np.unique(bags.groups, return_inverse=True)[1]
-        fold = calibration.folds(labels, bags.groups, n_folds, seed)
+        groups = np.arange(len(bags))
+        if bags.groups is not None:
+            groups = np.unique(bags.groups, return_inverse=True)[1]
         n_folds = int(fold.max()) + 1
         models, odds = [], np.empty(len(bags))
         scores = np.empty(bags.n_instances)
@@ -58,12 +76,13 @@ class CrossFit:
             scores[fold[bags.bag_index] == k] = suspicion(found.instances)
         negative = labels[bags.bag_index] == 0
         bag = bags.bag_index[negative]
-        reference = ConformalReference.build(scores[negative], fold[bag], bag, n_folds)
+        # by patient: slides of one patient are in one fold, and are not compared with each other
+        reference = ConformalReference.build(scores[negative], fold[bag], groups[bag], n_folds)
         logger.info("smallest possible p-value of a patch: %.2g", reference.smallest())
         return cls(
             models,
             labels,
-            np.arange(len(bags)) if groups is None else groups,
+            groups,
             fold,
             fingerprints(bags),
             odds,
@@ -93,7 +112,7 @@ class CrossFit:
                 scores[:, rows],
                 weights=weights,
                 own_fold=self.fold[bag],
-                own_bag=bag,
+                own_bag=self.groups[bag],
             )
         return p
 

@@ -22,7 +22,7 @@ from gpmil.models.base import (
     log_odds,
     resolve_device,
 )
-from gpmil.models.checks import count, one_of
+from gpmil.models.checks import count, one_of, share
 from gpmil.models.cross_fit import CrossFit
 from gpmil.orthant_large import log_orthant_large
 from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, marginal
@@ -67,6 +67,8 @@ class FittedGP(BagClassifier):
         """
         bags = self._check_predictable(bags)
         one_of("within", within, ("bag", "cohort"))
+        one_of("weights", weights, ("patch", "bag"))
+        share("rate", rate)
         found = self._instances(bags)
         if self.cross_fit_ is None or not self.flags:
             return found
@@ -118,6 +120,8 @@ class FittedGP(BagClassifier):
         as units where the bags had groups. `rule.decide(model.predict_proba(bags)[:, 1])`.
         """
         check_is_fitted(self)
+        share("alpha", alpha)
+        share("delta", delta)
         if self.cross_fit_ is None or self.cross_fit_.calibrator is None:
             raise ValueError(
                 "refer_rule needs out-of-fold predictions: fit the model with calibrated=True."

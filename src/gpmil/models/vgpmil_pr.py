@@ -46,7 +46,7 @@ from gpmil.models.checks import (
     one_of,
     word_or_number,
 )
-from gpmil.models.cross_fit import CrossFit
+from gpmil.models.cross_fit import CrossFit, planned_folds
 from gpmil.models.saved import Saved
 from gpmil.sparse_gp import Kernel, Posterior, SparseGP
 
@@ -176,6 +176,7 @@ class VGPMILPR(Saved):
         self._check_settings()
         labels, self.classes_ = training_labels(bags, y)
         device = resolve_device(self.device)
+        fold = self._planned_folds(bags, labels)  # what is impossible is said before the work
         self.n_features_in_ = bags.n_features
         self.cohort_ = cohort_card(bags, labels)
         self.coupling_ = self._coupling_strength(bags)
@@ -208,10 +209,14 @@ class VGPMILPR(Saved):
             left_out = self._leave_out(gp, problem, q, bags, labels)
             self.loo_log_likelihood_ = float(left_out.mean())
         self.cross_fit_ = None
-        if self.calibrated or self.flags:
-            self.cross_fit_ = CrossFit.fit(
-                self, bags, labels, int(self.n_folds), self._seed(), bool(self.calibrated)
-            )
+        if fold is not None:
+            self.cross_fit_ = CrossFit.fit(self, bags, labels, fold, bool(self.calibrated))
+
+    def _planned_folds(self, bags: Bags, labels: np.ndarray) -> np.ndarray | None:
+        if not (self.calibrated or self.flags):
+            return None
+        seed, calibrated = self._seed(), bool(self.calibrated)
+        return planned_folds(bags, labels, int(self.n_folds), seed, calibrated)
 
     def with_settings_fixed(self) -> "VGPMILPR":
         """A new model with what was learned here as its settings, to fit to other bags."""
