@@ -296,7 +296,7 @@ def test_names_that_are_not_unique(slides):
         ("lengthscale", 0, ["> 0", "0"]),
         ("lengthscale", -2.0, ["> 0", "-2.0"]),
         ("lengthscale", "long", ["sqrt_dim", "'long'"]),
-        ("lengthscale", [1.0, 2.0], ["number", "[1.0, 2.0]"]),
+        ("lengthscale", [1.0, 2.0], ["4 positive numbers", "(2,)"]),
         ("mean", np.inf, ["finite", "inf"]),
         ("mean", "zero", ["'zero'"]),
         ("n_inducing", 0, ["whole number", "0"]),

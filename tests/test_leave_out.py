@@ -140,12 +140,23 @@ def test_the_step_equals_the_one_in_all_m_directions(seed, numbers):
     w = 0.7 * np.random.default_rng(seed).normal(size=5)
     model = model_of(Z, numbers).fit(bags)
     twin, batches = Twin(bags, Z, *numbers), list(padded_bags(model, bags))
-    direct = each(batches, lambda b: leave_out.mean_direct(b, optimum(twin, w, twin.hessian(w))))
     J = twin.fixed_point_jacobian(w)
-    fixed = each(batches, lambda b: leave_out.mean_fixed_point(b, optimum(twin, w, J), False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leave_out, "LONGEST", np.inf)  # far from the optimum steps may be long
+        at = optimum(twin, w, twin.hessian(w))
+        direct = each(batches, lambda b: leave_out.mean_direct(b, at))
+        fixed = each(batches, lambda b: leave_out.mean_fixed_point(b, optimum(twin, w, J), False))
     for b in range(len(bags)):
         assert relative_error(direct[b], twin.direct_mean_without(b, w)) < 1e-9
         assert relative_error(fixed[b], twin.fixed_point_mean_without(b, w)) < 1e-9
+
+
+def test_a_step_into_nowhere_is_shortened():
+    plain = torch.tensor([[3.0, -4.0], [3.0, -4.0]]).double()
+    step = torch.tensor([[30.0, 20.0], [-3e6, 4e6]]).double()
+    found = leave_out.shortened(step, plain)
+    assert torch.equal(found[0], step[0])
+    torch.testing.assert_close(found[1], step[1] * 1e-5)
 
 
 @pytest.mark.parametrize("numbers", SETTINGS)

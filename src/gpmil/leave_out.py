@@ -95,7 +95,8 @@ def shortened(step: Float[Tensor, "b p"], plain: Float[Tensor, "b p"]) -> Float[
     """
     most = LONGEST * plain.norm(dim=-1, keepdim=True)
     length = step.norm(dim=-1, keepdim=True)
-    return torch.where(length > most, step * (most / length.clamp(min=1e-300)), step)
+    shrunk = step * (most / length.clamp(min=1e-300)).clamp(max=1.0)
+    return torch.where(length > most, shrunk, step)
 
 
 def diagonal_slope(

@@ -26,16 +26,13 @@ def planned_folds(
 ) -> Int[np.ndarray, " B"]:
     """The folds, before anything is fitted; a ValueError where there are too few bags for them."""
     fold = calibration.folds(labels, bags.groups, n_folds, seed)
-    if calibrated:
-        left = [np.bincount(labels[fold != k], minlength=2).min() for k in np.unique(fold)]
-        counts = np.bincount(labels, minlength=2)
-        if min(left) < calibration.NEEDED:
-            raise ValueError(
-                f"calibrated=True needs at least {calibration.NEEDED} bags of each class outside "
-                f"every fold (so about {calibration.NEEDED + 2} of each, better 50); found "
-                f"{counts[0]} negative and {counts[1]} positive in {len(left)} folds. Add bags, or "
-                "fit with calibrated=False."
-            )
+    counts = np.bincount(labels, minlength=2)
+    if calibrated and counts.min() < calibration.NEEDED:
+        raise ValueError(
+            f"calibrated=True needs at least {calibration.NEEDED} negative and "
+            f"{calibration.NEEDED} positive bags (better 50 of each), found {counts[0]} and "
+            f"{counts[1]}. Add bags, or fit with calibrated=False."
+        )
     return fold
 
 
@@ -93,7 +90,14 @@ class CrossFit:
     def probability(self) -> Float[np.ndarray, " B"]:
         """Calibrated P(y = 1) out of fold: the calibration, too, has not seen the fold."""
         p = np.empty(len(self.labels))
-        for k in range(int(self.fold.max()) + 1):
+        folds = range(int(self.fold.max()) + 1)
+        fewest = min(np.bincount(self.labels[self.fold != k], minlength=2).min() for k in folds)
+        if fewest < calibration.NEEDED:
+            raise ValueError(
+                f"a rule needs at least {calibration.NEEDED} bags of each class outside every fold "
+                f"of the cohort, found {fewest}: fit with calibrated=True on more bags."
+            )
+        for k in folds:
             inside = self.fold == k
             others = SlideCalibrator.fit(self.log_odds[~inside], self.labels[~inside])
             p[inside] = others.predict(self.log_odds[inside])
