@@ -10,6 +10,7 @@ No pixel of tissue is drawn: the maps are coloured squares where the tiles lie.
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from gpmil import heatmaps, plots
 from gpmil.calibration import benjamini_hochberg
 from gpmil.metrics import calibration_error, false_discovery_rate
 
+DATA = Path(os.environ.get("GPMIL_DATA", Path(__file__).parents[1] / "../shared/data"))
 SETS = {
     "sicapv2": ("SICAPv2 subset", {"flags": True}),
     "colon": ("colon", {"n_components": 64, "flags": True, "calibrated": True}),
@@ -338,7 +340,7 @@ def colour_bar(figure, beside, scale):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=DATA, help="where the data sets are")
     parser.add_argument("--predictions", type=Path)
     images = Path(__file__).parents[1] / "docs" / "images"
     parser.add_argument("--out", type=Path, default=images)

@@ -12,6 +12,7 @@
 import argparse
 import itertools
 import json
+import os
 import time
 from pathlib import Path
 
@@ -27,6 +28,7 @@ import gpmil
 from gpmil import tuning
 from gpmil.models import learning
 
+DATA = Path(os.environ.get("GPMIL_DATA", Path(__file__).parents[1] / "../shared/data"))
 FIVE = ((1, 1, 0, 0.5), (9, 2, -4, 0.5), (9, 2, -4, 5), (50, 4, -4, 1), (30, 2, -8, 0.1))
 GRID = list(itertools.product((1, 9, 50), (1, 2, 4), (-4, 0), (0.3, 3)))
 
@@ -165,7 +167,7 @@ def cost():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=DATA, help="where the data sets are")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -11,6 +11,7 @@
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import gpmil
 from gpmil import tuning
 from gpmil.metrics import false_discovery_rate, within_bag_auc
 
+DATA = Path(os.environ.get("GPMIL_DATA", Path(__file__).parents[1] / "../shared/data"))
 SETS = {
     "colon": ("crchisto_colon/crchisto_colon_grid.npz", 50, {"n_components": 64}),
     "sicapv2": ("sicapv2_split3/sicapv2_split3.npz", 1024, {"flags": True}),
@@ -105,7 +107,7 @@ def judge(bags, p, score, flagged):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=DATA, help="where the data sets are")
     parser.add_argument("--sets", nargs="*", default=list(SETS))
     parser.add_argument("--models", nargs="*", default=["pri", "pr"])
     parser.add_argument("--seeds", type=int, default=5)

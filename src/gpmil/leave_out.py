@@ -65,27 +65,34 @@ def spread(bag: Bag, x: Float[Tensor, " n"]) -> Float[Tensor, "b p"]:
     return torch.zeros_like(bag.mask, dtype=x.dtype).masked_scatter(bag.mask, x)
 
 
-def curvature(
-    bag: Bag, mu: Float[Tensor, "b p"]
-) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p p"]]:
-    """gamma = d log Z / d mu and A = -d2 log Z / d mu2 of independent patches."""
+class Curvature(NamedTuple):
+    """gamma = d log Z / d mu, and A = -d2 log Z / d mu2 = diag(bend) + pull pull'."""
+
+    gamma: Float[Tensor, "b p"]
+    bend: Float[Tensor, "b p"]
+    pull: Float[Tensor, "b p"]
+
+    def times(self, G: Float[Tensor, "b k p"]) -> Float[Tensor, "b k p"]:
+        """G A, without the matrix A."""
+        return G * self.bend[:, None, :] + (G @ self.pull[..., None]) * self.pull[:, None, :]
+
+
+def curvature(bag: Bag, mu: Float[Tensor, "b p"]) -> Curvature:
+    """The first two derivatives of log Z of independent patches."""
     rows, offsets = flat(bag, mu)
     deviation = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())[0]
     m = moments(rows, deviation, bag.positive, offsets)
-    pull = spread(bag, m.pull)
-    # A = -diag(curvature) + pull pull'
-    A = torch.diag_embed(spread(bag, -m.curvature)) + pull[:, :, None] * pull[:, None, :]
-    return spread(bag, m.gamma), A
+    return Curvature(*(spread(bag, x) for x in (m.gamma, -m.curvature, m.pull)))
 
 
 def mean_direct(bag: Bag, at: Optimum) -> Float[Tensor, "b p"]:
     """mu_b at the maximum of the bound without bag b: J is the Hessian of minus the bound."""
     mu = at.c + bag.H @ at.w
-    gamma, A = curvature(bag, mu)
+    bent = curvature(bag, mu)
     G = bag.H @ at.J_inverse @ bag.H.mT
     # mu_-b = mu - H (J - H'A H)^-1 H'gamma = mu - (I - G A)^-1 G gamma
-    plain = (G @ gamma[..., None])[..., 0]
-    return mu - shortened(torch.linalg.solve(_eye(G) - G @ A, plain), plain)
+    plain = (G @ bent.gamma[..., None])[..., 0]
+    return mu - shortened(torch.linalg.solve(_eye(G) - bent.times(G), plain), plain)
 
 
 def shortened(step: Float[Tensor, "b p"], plain: Float[Tensor, "b p"]) -> Float[Tensor, "b p"]:

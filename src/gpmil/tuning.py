@@ -331,16 +331,18 @@ def gradient(
         R_bar, J_bar = (-x.detach().mT @ _grad(x) @ x.detach().mT for x in (R_inverse, J_inverse))
         for batch, _ in found.bags:
             bag = bag_of(cohort, batch, theta, L, with_K=False)
-            _, A = leave_out.curvature(bag, theta.mean + bag.H @ w)
-            # R = I + sum W'H,  J = I + sum H'A H
-            held = ((bag.W @ R_bar) * bag.H).sum() + ((A @ bag.H @ J_bar) * bag.H).sum()
+            _, bend, pull = leave_out.curvature(bag, theta.mean + bag.H @ w)
+            pulled = (pull[..., None] * bag.H).sum(1)
+            # R = I + sum W'H,  J = I + sum H'A H,  A = diag(bend) + pull pull'
+            held = ((bag.W @ R_bar) * bag.H).sum() + ((pulled @ J_bar) * pulled).sum()
+            held = held + (bend * ((bag.H @ J_bar) * bag.H).sum(-1)).sum()
             held.backward()
         # g(w, z) = sum H'gamma - w = 0
         v = found.at.J_inverse @ _grad(w)
         w = w.detach()
         for batch, _ in found.bags:
             bag = bag_of(cohort, batch, theta, L, with_K=False)
-            gamma, _ = leave_out.curvature(bag, theta.mean + bag.H @ w)
+            gamma = leave_out.curvature(bag, theta.mean + bag.H @ w).gamma
             ((bag.H @ v) * gamma).sum().backward()
         L_of_theta.backward(L.grad)
     return Slopes(
