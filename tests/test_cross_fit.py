@@ -96,6 +96,20 @@ def test_without_flags_there_are_no_p_values(plain, calibrated, new):
         assert not {"p_value", "flagged"} & set(found.to_frame())
 
 
+def test_one_pass_gives_what_its_methods_give(model, new):
+    both = model.predict_all(new, rate=0.2, within="cohort")
+    apart = model.predict_instances(new, rate=0.2, within="cohort")
+    raw, error = model.log_proba_negative(new)
+    # calibrated probabilities beside the raw integral, each under its own name
+    assert np.array_equal(both.log_proba_negative, raw) and np.array_equal(both.error, error)
+    assert np.array_equal(both.proba, model.predict_proba(new))
+    assert not np.allclose(both.proba[:, 0], np.exp(raw))
+    assert np.array_equal(both.instances.p_value, apart.p_value)
+    assert np.array_equal(both.instances.flagged, apart.flagged)
+    with pytest.raises(ValueError, match="rate must be a number between 0 and 1"):
+        model.predict_all(new, rate=10)
+
+
 def test_flags_change_nothing_else(model, plain, new):
     found, bare = model.predict_instances(new), plain.predict_instances(new)
     for name in ("probability", "mean", "std"):

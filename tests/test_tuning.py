@@ -762,6 +762,24 @@ def test_a_balanced_mean_under_a_kernel_object(bags, Z):
     assert ndtr(-model.mean_ / 3.0) ** np.median(bags.sizes) == pytest.approx(0.5, abs=1e-6)
 
 
+def test_a_balanced_mean_under_a_kernel_object_survives_the_search(bags, Z):
+    model = model_of(Z, POINTS[0], kernel=kernel_object(), mean="balanced", tuning_budget=1)
+    model.set_params(coupling="auto").fit(bags)
+    assert ndtr(-model.mean_ / 3.0) ** np.median(bags.sizes) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_a_kernel_object_has_its_own_lengths(bags, Z):
+    model = model_of(Z, POINTS[0], kernel=kernel_object(), lengthscale="ard", mean="auto")
+    model.set_params(tuning_budget=1).fit(bags)
+    assert model.relevance_ is None and model.lengthscale_ is None
+
+
+def test_lengths_of_columns_are_not_climbed_as_well(bags, Z):
+    model = model_of(Z, POINTS[0], lengthscale="ard", optimize=("lengthscale",))
+    with pytest.raises(ValueError, match=r"lengthscale.*cannot be both"):
+        model.fit(bags)
+
+
 # --- Large cohorts ----------------------------------------------------------------------------
 
 

@@ -23,9 +23,11 @@ from gpmil import orthant
 from gpmil.coupled import cut_slope
 from gpmil.coupling import Dense
 from gpmil.sparse_gp import SparseGP
-from gpmil.truncated import log_not, moments
+from gpmil.truncated import Moments, log_not, moments
 
-LONGEST = 10.0
+LONGEST = (
+    10.0  # times the step that ignores the bag's own curvature: beyond it Newton has lost its way
+)
 
 
 class Bag(NamedTuple):
@@ -77,11 +79,16 @@ class Curvature(NamedTuple):
         return G * self.bend[:, None, :] + (G @ self.pull[..., None]) * self.pull[:, None, :]
 
 
+def _moments(bag: Bag, mu: Float[Tensor, "b p"]) -> Moments:
+    """Truncated moments of independent patches, one bag after the other."""
+    rows, offsets = flat(bag, mu)
+    deviation, _ = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
+    return moments(rows, deviation, bag.positive, offsets)
+
+
 def curvature(bag: Bag, mu: Float[Tensor, "b p"]) -> Curvature:
     """The first two derivatives of log Z of independent patches."""
-    rows, offsets = flat(bag, mu)
-    deviation = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())[0]
-    m = moments(rows, deviation, bag.positive, offsets)
+    m = _moments(bag, mu)
     return Curvature(*(spread(bag, x) for x in (m.gamma, -m.curvature, m.pull)))
 
 
@@ -110,9 +117,7 @@ def diagonal_slope(
     bag: Bag, mu: Float[Tensor, "b p"], G: Float[Tensor, "b p p"]
 ) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p p"]]:
     """E and D G, D = dE/dmu, of independent patches."""
-    rows, offsets = flat(bag, mu)
-    deviation = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())[0]
-    m = moments(rows, deviation, bag.positive, offsets)
+    m = _moments(bag, mu)
     left, right, slope = (spread(bag, x) for x in (m.left, m.right, m.slope))
     # D = diag(slope) - left right'
     DG = slope[..., None] * G - left[..., None] * (right[:, None, :] @ G)

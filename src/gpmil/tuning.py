@@ -56,7 +56,7 @@ STARTS = (
 )
 LOWEST = (0.05, 0.2, -4.0, 0.01)
 HIGHEST = (5000.0, 50.0, 2.0, 100.0)
-WEIGHT_WIDTH = 0.5
+WEIGHT_WIDTH = 0.5  # of the logarithms of the columns' weights
 TINY = 1e-30  # a squared distance
 FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 4  # fits' worth of work in one value with its gradient
@@ -183,7 +183,7 @@ class Cohort:
             pairs(padded, padded),
         )
 
-    def with_kernel(self, kernel: str) -> "Cohort":
+    def with_kernel(self, kernel: str | GPyTorchKernel) -> "Cohort":
         """The same bags under another kernel."""
         return replace(self, kernel=kernel, kept=[])
 
@@ -530,6 +530,8 @@ def relevance(
     tried: list[tuple[float, float, np.ndarray]] = []
 
     def objective(a: np.ndarray) -> tuple[float, np.ndarray]:
+        if tried and GRADIENT_COST * (1 + len(tried)) > budget:
+            raise Spent
         # weights exp(a - mean a): the common length stays what it was
         weights = np.exp(a - a.mean())
         score, _, last["w"], slope = gradient(made, settings, last.get("w"), weights)
@@ -540,12 +542,7 @@ def relevance(
         logger.info("relevance %d: %.4f", len(tried), score)
         return -value, -(by_log - by_log.mean() - a / (WEIGHT_WIDTH**2 * B))
 
-    minimize(
-        objective,
-        np.zeros(d),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxfun": max(budget // GRADIENT_COST, 1), "ftol": 1e-5},
-    )
+    with contextlib.suppress(Spent):
+        minimize(objective, np.zeros(d), jac=True, method="L-BFGS-B", options={"ftol": 1e-5})
     _, score, weights = max(tried, key=lambda t: t[0])
     return weights, score

@@ -127,10 +127,10 @@ def _models(seed: int) -> list[tuple[str, str, VGPMILPR]]:
 
 def _judge(name: str, settings: str, model: VGPMILPR, test: Bags) -> Judged:
     # One estimate of log P(all patches negative) serves all three numbers of a slide.
-    log_negative, error = model.log_proba_negative(test)
-    patches = model.predict_instances(test)
+    found = model.predict_all(test)
+    log_negative, patches = found.log_proba_negative, found.instances
     odds, probability = log_odds(log_negative), -np.expm1(log_negative)
-    error = np.exp(log_negative) * error
+    error = np.exp(log_negative) * found.error
     metrics = _slide_metrics(test.labels, odds, probability)
     metrics |= _patch_metrics(test.instance_labels, patches.probability)
     return Judged(name, settings, model, odds, probability, error, patches, metrics)

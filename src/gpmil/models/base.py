@@ -60,16 +60,15 @@ class InstancePredictions:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of bags and of their instances, from one pass over them."""
+    """What a model says of bags and of their instances, from one pass over them.
 
-    log_proba_negative: Float[np.ndarray, " B"]  # log P(all instances negative)
-    error: Float[np.ndarray, " B"]  # of that number
+    Each field is what the method of its name returns; `error` is that of `log_proba_negative`.
+    """
+
+    log_proba_negative: Float[np.ndarray, " B"]
+    error: Float[np.ndarray, " B"]
+    proba: Float[np.ndarray, "B 2"]
     instances: InstancePredictions
-
-    @property
-    def proba(self) -> Float[np.ndarray, "B 2"]:
-        """P(y_b = 0) and P(y_b = 1); never exactly 0 or 1 by rounding."""
-        return both_classes(self.log_proba_negative)
 
 
 OPTIONAL = ("p_value", "flagged")

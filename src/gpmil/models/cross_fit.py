@@ -105,7 +105,7 @@ class CrossFit:
 
     def p_values(self, bags: Bags, weights: str) -> Float[np.ndarray, " N"]:
         """Conformal p-values; a bag of the training cohort only meets the model without it."""
-        scores = np.stack([suspicion(m.predict_instances(bags)) for m in self.models])
+        scores = np.stack([suspicion(m._instances(bags)) for m in self.models])
         p = calibration.p_values(self.reference, scores, weights=weights)
         known, own = self._own(bags)
         rows = known[bags.bag_index]

@@ -1,7 +1,7 @@
 """Predictions of a fitted Gaussian-process model: everything that follows from q(u)."""
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gpytorch
@@ -19,6 +19,7 @@ from gpmil.models.base import (
     BagClassifier,
     InstancePredictions,
     Predictions,
+    both_classes,
     log_odds,
     resolve_device,
 )
@@ -30,6 +31,20 @@ from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, margi
 logger = logging.getLogger("gpmil")
 CPU = torch.device("cpu")
 LARGE = 1500  # instances a bag above which dense matrices cost more than sparse ones on a CPU
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How patches are to be marked; checked whether or not the model can mark any."""
+
+    rate: float
+    within: str
+    weights: str
+
+    def __post_init__(self) -> None:
+        one_of("within", self.within, ("bag", "cohort"))
+        one_of("weights", self.weights, ("patch", "bag"))
+        share("rate", self.rate)
 
 
 class FittedGP(BagClassifier):
@@ -66,15 +81,16 @@ class FittedGP(BagClassifier):
         patches, for large cohorts. See `gpmil.calibration` for what is promised.
         """
         bags = self._check_predictable(bags)
-        one_of("within", within, ("bag", "cohort"))
-        one_of("weights", weights, ("patch", "bag"))
-        share("rate", rate)
-        found = self._instances(bags)
+        marks = Marks(rate, within, weights)
+        return self._marked(self._instances(bags), marks)
+
+    def _marked(self, found: InstancePredictions, marks: "Marks") -> InstancePredictions:
+        """With p-values and flags, where the model was fitted with them."""
         if self.cross_fit_ is None or not self.flags:
             return found
-        p = self.cross_fit_.p_values(bags, weights)
-        slides = bags.bag_index if within == "bag" else None
-        flagged = calibration.benjamini_hochberg(p, rate, slides)
+        p = self.cross_fit_.p_values(found.bags, marks.weights)
+        slides = found.bags.bag_index if marks.within == "bag" else None
+        flagged = calibration.benjamini_hochberg(p, marks.rate, slides)
         return replace(found, p_value=p, flagged=flagged)
 
     def _instances(self, bags: Bags) -> InstancePredictions:
@@ -99,13 +115,19 @@ class FittedGP(BagClassifier):
         found = self._slides(self._check_predictable(bags), resolve_device(self.device))
         return found[0], found[1]
 
-    def predict_all(self, bags) -> Predictions:
-        """Bags and instances from one pass, cheaper than one for each."""
+    def predict_all(
+        self, bags, *, rate: float = 0.1, within: str = "bag", weights: str = "patch"
+    ) -> Predictions:
+        """Bags and instances from one pass, cheaper than one for each.
+
+        `rate`, `within` and `weights` as in `predict_instances`.
+        """
         bags = self._check_predictable(bags)
+        marks = Marks(rate, within, weights)
         log_p, error, mean, std = self._slides(bags, resolve_device(self.device))
-        log_p = self._calibrate(log_p)
         instances = InstancePredictions(ndtr(mean / std), mean, std, bags)
-        return Predictions(log_p, error, instances)
+        proba = both_classes(self._calibrate(log_p))
+        return Predictions(log_p, error, proba, self._marked(instances, marks))
 
     def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
         if self.cross_fit_ is None or self.cross_fit_.calibrator is None:
@@ -163,9 +185,9 @@ class FittedGP(BagClassifier):
                 bag = leave_out.padded_bag(gp, part, x, part.mask[:, 0])
                 # m | u ~ N(Sigma (c + W w), Sigma + Sigma (K - W W') Sigma)
                 S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT
-                mu = self.mean_ + bag.H @ w
+                S, mu = (S + S.mT) / 2, self.mean_ + bag.H @ w
                 for s in range(n_draws):
-                    found = orthant.log_orthant_ep(mu[..., s], (S + S.mT) / 2, bag.mask)
+                    found = orthant.log_orthant_ep(mu[..., s], S, bag.mask)
                     log_p[s, part.bags] = found.cpu().numpy()
         return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpmil import tuning
 from gpmil.bags import Bags
-from gpmil.tuning import Cohort, Search, Space
+from gpmil.tuning import Cohort, Space
 
 logger = logging.getLogger("gpmil")
 
@@ -111,10 +111,7 @@ def learn(
     made: Cohort, kernels: tuple[str | GPyTorchKernel, ...], space: Space, budget: int
 ) -> Learned:
     """Search under every kernel; the best objective wins."""
-    searches: list[Search] = []
-    for kernel in kernels:
-        same = kernel == made.kernel
-        searches.append(tuning.search(made if same else made.with_kernel(kernel), space, budget))
+    searches = [tuning.search(made.with_kernel(kernel), space, budget) for kernel in kernels]
     best = max(searches, key=lambda s: s.best.objective)
     trace = [
         {"kernel": t.kernel, **t.settings._asdict(), "score": t.score, "objective": t.objective}

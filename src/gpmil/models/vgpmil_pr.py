@@ -19,13 +19,7 @@ from jaxtyping import Float
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from gpmil import (
-    evidence,
-    features,
-    inference,
-    leave_out,
-    tuning,
-)
+from gpmil import evidence, features, inference, leave_out, tuning
 from gpmil.bags import Bags
 from gpmil.coupling import check_strength, dense_parts
 from gpmil.inducing import kmeans_by_class
@@ -46,7 +40,7 @@ from gpmil.models.checks import (
     one_of,
     word_or_number,
 )
-from gpmil.models.cross_fit import CrossFit, planned_folds
+from gpmil.models.cross_fit import CrossFit, planned_folds, suspicion
 from gpmil.models.saved import Saved
 from gpmil.sparse_gp import Kernel, Posterior, SparseGP
 
@@ -271,52 +265,52 @@ class VGPMILPR(Saved):
                 "numbers, see gpmil.paper_settings()."
             )
         chosen = learning.subsample(labels, self._seed())
-        some = bags if len(chosen) == len(bags) else bags[chosen]
-        rows = learning.thinned_rows(some, lambda b: self._first_look(b, labels[chosen]))
-        kernels = learning.AUTO_KERNELS if _is(self.kernel, "auto") else (self.kernel_,)
-        made = learning.cohort(
-            some,
-            rows,
-            labels[chosen] == 1,
-            lambda x: self._inputs(x, device),
-            self._inputs(self.inducing_points_, device),
-            kernels[0],
-        )
-        names = self._learned_names()
-        if _is(self.lengthscale, "ard") and self._n_inputs() > MOST_LENGTHS:
+        names, budget = self._learned_names(), int(self.tuning_budget)
+        ard = "lengthscale" in names and _is(self.lengthscale, "ard")
+        if ard and self._n_inputs() > MOST_LENGTHS:
             raise ValueError(
                 f"lengthscale='ard' learns one length a column, for up to {MOST_LENGTHS} columns; "
                 f"found {self._n_inputs()}. Reduce them with n_components=64, say, or use 'auto'."
             )
-        fixed = {
-            "variance": 1.0 if self.variance_ is None else self.variance_,
-            "lengthscale": self.lengthscale_ or 1.0,
-            "mean": self.mean_,
-            "coupling": self.coupling_,
-        }
-        fixed = {k: v for k, v in fixed.items() if k not in names}
-        level = learning.balanced_level(bags.sizes) if _is(self.mean, "balanced") else None
-        if level is not None:
-            del fixed["mean"]
-        space = tuning.Space(fixed, math.sqrt(self._n_inputs()), level)
-        found = learning.learn(made, kernels, space, int(self.tuning_budget))
+        kernels = learning.AUTO_KERNELS if _is(self.kernel, "auto") else (self.kernel_,)
+        made = self._tuning_cohort(bags[chosen], labels[chosen], device)
+        found = learning.learn(made, kernels, self._space(bags, names), budget)
         self.kernel_ = found.kernel
         if self.variance_ is not None:
             self.variance_, self.lengthscale_ = found.settings[:2]
         self.mean_, self.coupling_ = found.settings[2:]
         self.loo_log_likelihood_, self.tuning_trace_ = found.score, found.trace
-        if _is(self.lengthscale, "ard"):
-            chosen_kernel = made.with_kernel(found.kernel)
-            budget = int(self.tuning_budget)
-            weights, score = tuning.relevance(chosen_kernel, found.settings, budget)
+        if ard:
+            made = made.with_kernel(found.kernel)
+            weights, self.loo_log_likelihood_ = tuning.relevance(made, found.settings, budget)
             self._weigh_columns(weights)
-            self.loo_log_likelihood_ = score
         self._warn_of_guessing(labels[chosen])
         logger.info(
             "learned from %d bags: variance %.3g, length %.3g, mean %.3g, coupling %.3g; "
             "leave-one-bag-out log likelihood %.4f a bag",
-            len(chosen), *found.settings, found.score,
+            len(chosen), *found.settings, self.loo_log_likelihood_,
         )  # fmt: skip
+
+    def _tuning_cohort(self, bags: Bags, labels: np.ndarray, device: torch.device) -> tuning.Cohort:
+        rows = learning.thinned_rows(bags, lambda b: self._first_look(b, labels))
+        inducing = self._inputs(self.inducing_points_, device)
+        return learning.cohort(
+            bags, rows, labels == 1, lambda x: self._inputs(x, device), inducing, self.kernel_
+        )
+
+    def _space(self, bags: Bags, names: list[str]) -> tuning.Space:
+        """What is searched, and the numbers that stay."""
+        known = (self.variance_, self.lengthscale_, self.mean_, self.coupling_)
+        fixed = {
+            name: 1.0 if value is None else value  # None: a kernel object has its own
+            for name, value in zip(tuning.NAMES, known, strict=True)
+            if name not in names
+        }
+        level = None
+        if _is(self.mean, "balanced") and "variance" in names:
+            level = learning.balanced_level(bags.sizes)  # the mean follows the variance
+            del fixed["mean"]
+        return tuning.Space(fixed, math.sqrt(self._n_inputs()), level)
 
     def _warn_of_guessing(self, labels: np.ndarray) -> None:
         share = labels.mean()
@@ -332,13 +326,14 @@ class VGPMILPR(Saved):
 
     def _first_look(self, bags: Bags, labels: np.ndarray) -> Float[np.ndarray, " N"]:
         """m*/sd of every instance under a fit at the settings that tuning starts from."""
+        variance, length, level, strength = tuning.CENTRE
         first = copy.copy(self)
-        first.variance, first.lengthscale, first.mean = 20.0, 3 * math.sqrt(self._n_inputs()), -7.0
-        first.coupling, first.kernel = min(self.coupling_, 1.0), "rbf"
+        first.variance, first.lengthscale = variance, length * math.sqrt(self._n_inputs())
+        first.mean = level * math.sqrt(1 + variance)
+        first.coupling, first.kernel = min(self.coupling_, strength), "rbf"
         first.inducing, first.moments, first.solver = self.inducing_points_, "diagonal", "direct"
         first.optimize, first.calibrated, first.flags = (), False, False
-        found = first.fit(bags, labels).predict_instances(bags)
-        return found.mean / found.std
+        return suspicion(first.fit(bags, labels).predict_instances(bags))
 
     def leave_one_bag_out(self, bags, y=None) -> Float[np.ndarray, " B"]:
         """log p(y_b) of every training bag under the fit without it, from this one fit.
@@ -532,7 +527,7 @@ class VGPMILPR(Saved):
                 f"optimize must be a tuple of different names among {list(evidence.SETTINGS)}, "
                 f"got {self.optimize!r}."
             )
-        learned = {n for n in self.optimize if _is(getattr(self, n, None), "auto")}
+        learned = {n for n in self.optimize if _is(getattr(self, n, None), "auto", "ard")}
         if learned:
             raise ValueError(
                 f"{sorted(learned)} cannot be both 'auto' and in optimize: give a number to start "
