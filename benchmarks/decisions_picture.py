@@ -10,25 +10,23 @@ No pixel of tissue is drawn: the maps are coloured squares where the tiles lie.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, LogNorm, Normalize
+from real_data import DATA, read
+from real_data import SETS as FILES
 from scipy.special import ndtr, ndtri
 from sklearn.metrics import f1_score, log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold
-from tuning_real_data import SETS as FILES
-from tuning_real_data import read
 
 import gpmil
 from gpmil import heatmaps, plots
 from gpmil.calibration import benjamini_hochberg
 from gpmil.metrics import calibration_error, false_discovery_rate
 
-DATA = Path(os.environ.get("GPMIL_DATA", Path(__file__).parents[1] / "../shared/data"))
 SETS = {
     "sicapv2": ("SICAPv2 subset", {"flags": True}),
     "colon": ("colon", {"n_components": 64, "flags": True, "calibrated": True}),

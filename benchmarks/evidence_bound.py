@@ -1,6 +1,6 @@
 """What maximising the evidence bound over inducing points or settings brings on real data.
 
-    python benchmarks/evidence_bound.py DATA_FOLDER [--json FILE]
+    python benchmarks/evidence_bound.py [--data FOLDER] [--json FILE]
 
 Protocol and data as in coupled_moments.py; coupling 1, from variance 9, length 2 sqrt(D), mean -4.
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from coupled_moments import SETS, metrics, out_of_fold, read
+from coupled_moments import SETS, metrics, out_of_fold
+from real_data import DATA, read
 
 import gpmil
 
@@ -21,13 +22,13 @@ MOVED = ((), ("inducing",), ("variance", "lengthscale", "mean"))
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("data", type=Path)
+    parser.add_argument("--data", type=Path, default=DATA, help="where the data sets are")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = []
-    for name, (file, step, n_components, dim) in SETS.items():
-        bags = read(args.data / file, step)
+    for name, (key, n_components, dim) in SETS.items():
+        bags = read(args.data, key)
         for moved in MOVED:
             model = gpmil.VGPMILPRI(
                 coupling=1.0,

@@ -12,23 +12,21 @@
 import argparse
 import itertools
 import json
-import os
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from joblib import Parallel, delayed
+from real_data import DATA, SETS, read
 from scipy.stats import spearmanr
 from sklearn.metrics import log_loss
 from sklearn.model_selection import StratifiedKFold
-from tuning_real_data import SETS, read
 
 import gpmil
 from gpmil import tuning
 from gpmil.models import learning
 
-DATA = Path(os.environ.get("GPMIL_DATA", Path(__file__).parents[1] / "../shared/data"))
 FIVE = ((1, 1, 0, 0.5), (9, 2, -4, 0.5), (9, 2, -4, 5), (50, 4, -4, 1), (30, 2, -8, 0.1))
 GRID = list(itertools.product((1, 9, 50), (1, 2, 4), (-4, 0), (0.3, 3)))
 

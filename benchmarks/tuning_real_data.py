@@ -11,13 +11,13 @@
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from joblib import Parallel, delayed
+from real_data import DATA, SETS, read
 from sklearn.metrics import accuracy_score, f1_score, log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold
 
@@ -25,33 +25,7 @@ import gpmil
 from gpmil import tuning
 from gpmil.metrics import false_discovery_rate, within_bag_auc
 
-DATA = Path(os.environ.get("GPMIL_DATA", Path(__file__).parents[1] / "../shared/data"))
-SETS = {
-    "colon": ("crchisto_colon/crchisto_colon_grid.npz", 50, {"n_components": 64}),
-    "sicapv2": ("sicapv2_split3/sicapv2_split3.npz", 1024, {"flags": True}),
-    "musk1": ("musk1/musk1.npz", None, {}),
-    "elephant": ("elephant/elephant.npz", None, {}),
-}
 CLASSES = {"pri": gpmil.VGPMILPRI, "pr": gpmil.VGPMILPR}
-
-
-def read(folder, name):
-    """Bags sorted by name."""
-    path, step, _ = SETS[name]
-    with np.load(folder / path, allow_pickle=False) as d:
-        order = np.argsort(d["bag_id"].astype(str))
-        rows = [np.flatnonzero(d["bag"] == b) for b in order]
-        place = {}
-        if step is not None:
-            xy = np.stack([d["x"], d["y"]], axis=1)
-            place = {"coords": [xy[r] for r in rows], "step": step}
-            place["instance_labels"] = [d["y_inst"][r] for r in rows]
-        return gpmil.Bags.from_arrays(
-            [d["X"][r] for r in rows],
-            labels=d["y_bag"][order],
-            names=d["bag_id"][order].astype(str),
-            **place,
-        )
 
 
 def fold(bags, model, train, test, width):

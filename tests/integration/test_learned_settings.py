@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from integration.test_real_data import read_npz
 from sklearn.metrics import accuracy_score, f1_score, log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold
 
@@ -10,16 +9,6 @@ import gpmil
 from gpmil.metrics import within_bag_auc
 
 pytestmark = pytest.mark.data
-
-
-@pytest.fixture(scope="module")
-def sicapv2(data_dir):
-    return read_npz(data_dir / "sicapv2_split3" / "sicapv2_split3.npz", 1024)
-
-
-@pytest.fixture(scope="module")
-def colon(data_dir):
-    return read_npz(data_dir / "crchisto_colon" / "crchisto_colon_grid.npz", 50)
 
 
 def out_of_fold(bags, seed=0, **settings):
