@@ -33,6 +33,7 @@ LAYERS = [
     "sparse_gp",
     "leave_out",
     "inference",
+    "logistic",
     "evidence",
     "tuning",
     "persistence",
@@ -52,7 +53,16 @@ LAYERS = [
 ]
 KNOW_NOTHING_OF_BAGS = ["graphs", "coupling", "truncated", "orthant"]
 
-PUBLIC = ["Bags", "VGPMILPR", "VGPMILPRI", "__version__", "load", "paper_settings", "simulate"]
+PUBLIC = [
+    "Bags",
+    "VGPMIL",
+    "VGPMILPR",
+    "VGPMILPRI",
+    "__version__",
+    "load",
+    "paper_settings",
+    "simulate",
+]
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 

@@ -6,15 +6,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpmil import simulate
     from gpmil.bags import Bags
-    from gpmil.models import VGPMILPR, VGPMILPRI, load, paper_settings
+    from gpmil.models import VGPMIL, VGPMILPR, VGPMILPRI, load, paper_settings
 
 __version__ = "0.1.0"
 
-__all__ = ["VGPMILPR", "VGPMILPRI", "Bags", "__version__", "load", "paper_settings", "simulate"]
+__all__ = [
+    "VGPMIL",
+    "VGPMILPR",
+    "VGPMILPRI",
+    "Bags",
+    "__version__",
+    "load",
+    "paper_settings",
+    "simulate",
+]
 
 # Names are imported when first used: `gpmil --version` need not wait for torch.
 _HOME = {
     "Bags": "gpmil.bags",
+    "VGPMIL": "gpmil.models",
     "VGPMILPR": "gpmil.models",
     "VGPMILPRI": "gpmil.models",
     "load": "gpmil.models",

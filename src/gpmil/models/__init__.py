@@ -4,9 +4,12 @@ import os
 
 from gpmil import persistence
 from gpmil.models.base import BagClassifier, InstancePredictions
-from gpmil.models.vgpmil_pr import VGPMILPR, VGPMILPRI, paper_settings
+from gpmil.models.settings import paper_settings
+from gpmil.models.vgpmil import VGPMIL
+from gpmil.models.vgpmil_pr import VGPMILPR, VGPMILPRI
 
 __all__ = [
+    "VGPMIL",
     "VGPMILPR",
     "VGPMILPRI",
     "BagClassifier",
@@ -15,7 +18,7 @@ __all__ = [
     "paper_settings",
 ]
 
-CLASSES = {cls.__name__: cls for cls in (VGPMILPR, VGPMILPRI)}
+CLASSES = {cls.__name__: cls for cls in (VGPMIL, VGPMILPR, VGPMILPRI)}
 
 
 def load(path: str | os.PathLike, kernel=None) -> BagClassifier:

@@ -36,6 +36,12 @@ def number(name: str, value: Any, above: float | None = None, least: float | Non
         raise ValueError(f"{name} must be {wanted}, got {value!r}.")
 
 
+def flag(name: str, value: Any) -> None:
+    """Insist on True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
 def share(name: str, value: Any) -> None:
     """Insist on a number between 0 and 1, neither of them."""
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < 1:

@@ -4,19 +4,17 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gpytorch
 import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.special import ndtr
 from sklearn.utils.validation import check_is_fitted
 
-from gpmil import calibration, features, leave_out, orthant
+from gpmil import calibration, leave_out, orthant
 from gpmil.bags import Bags
 from gpmil.calibration import ReferRule
 from gpmil.coupling import dense_parts, parts, sparse_precision
 from gpmil.models.base import (
-    BagClassifier,
     InstancePredictions,
     Predictions,
     both_classes,
@@ -24,9 +22,9 @@ from gpmil.models.base import (
     resolve_device,
 )
 from gpmil.models.checks import count, one_of, share
-from gpmil.models.cross_fit import CrossFit
+from gpmil.models.saved import Saved
 from gpmil.orthant_large import log_orthant_large
-from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, marginal
+from gpmil.sparse_gp import Predictor, joint, marginal
 
 logger = logging.getLogger("gpmil")
 CPU = torch.device("cpu")
@@ -47,27 +45,16 @@ class Marks:
         share("rate", self.rate)
 
 
-class FittedGP(BagClassifier):
+class FittedGP(Saved):
     """What a model knows once it is fitted, and what it says of bags."""
 
-    kernel_: str | gpytorch.kernels.Kernel
+    OPTIONAL_ARRAYS = (*Saved.OPTIONAL_ARRAYS, "evidence_trace_")
+    NUMBERS = (*Saved.NUMBERS, "coupling_", "loo_log_likelihood_", "tuning_trace_")
+
     coupling_: float
-    variance_: float | None  # None with a kernel object
-    lengthscale_: float | None
-    mean_: float
     evidence_trace_: np.ndarray | None  # None where nothing was optimised
     tuning_trace_: list[dict[str, Any]] | None  # None where nothing was learned
     loo_log_likelihood_: float | None
-    cross_fit_: CrossFit | None  # None unless calibrated or flags
-    inducing_points_: np.ndarray
-    whitened_mean_: np.ndarray
-    whitened_precision_: np.ndarray
-    feature_mean_: np.ndarray
-    feature_scale_: np.ndarray
-    feature_components_: np.ndarray | None
-    relevance_: np.ndarray | None  # weights of the columns, where each has its length
-    cohort_: dict[str, Any]
-    device: Any
     flags: bool
 
     def predict_instances(
@@ -248,24 +235,3 @@ class FittedGP(BagClassifier):
                 self.coupling_,
             )
         return self.coupling_
-
-    def _feature_map(self) -> features.FeatureMap:
-        return features.FeatureMap(
-            self.feature_mean_, self.feature_scale_, self.feature_components_
-        )
-
-    def _inputs(self, x: np.ndarray, device: torch.device) -> torch.Tensor:
-        return self._feature_map()(x, device)
-
-    def _gp(self, device: torch.device) -> SparseGP:
-        kernel = Kernel(self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0, device)
-        return SparseGP.build(kernel, self._inputs(self.inducing_points_, device))
-
-    def _predictor(self, device: torch.device) -> Predictor:
-        return Predictor.build(self._gp(device), self._posterior(device), self.mean_)
-
-    def _posterior(self, device: torch.device) -> Posterior:
-        w, R = (
-            torch.from_numpy(a).to(device) for a in (self.whitened_mean_, self.whitened_precision_)
-        )
-        return Posterior.build(w, R)

@@ -9,47 +9,43 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 
 from gpmil import persistence
-from gpmil.models import cross_fit
 from gpmil.models.base import package_versions
 from gpmil.models.checks import plain
-from gpmil.models.fitted import FittedGP
+from gpmil.models.cross_fit import CrossFit, restore
 from gpmil.models.kernel_objects import compare_kernel, fill_kernel, kernel_arrays
+from gpmil.models.sparse import SparseGPModel
 
 CPU = torch.device("cpu")
-ARRAYS = (
-    "inducing_points_",
-    "posterior_mean_",
-    "posterior_covariance_",
-    "whitened_mean_",
-    "whitened_precision_",
-    "feature_mean_",
-    "feature_scale_",
-    "feature_components_",
-    "elbo_trace_",
-    "evidence_trace_",
-    "relevance_",
-    "classes_",
-)
-NUMBERS = (
-    "coupling_",
-    "variance_",
-    "lengthscale_",
-    "mean_",
-    "n_iter_",
-    "converged_",
-    "residual_",
-    "loo_log_likelihood_",
-    "tuning_trace_",
-    "n_features_in_",
-    "cohort_",
-)
 
 
-class Saved(FittedGP):
-    """A fitted model that can be saved and loaded."""
+class Saved(SparseGPModel):
+    """A fitted model that can be saved and loaded; a class says what it keeps besides q(u)."""
 
+    ARRAYS: tuple[str, ...] = (
+        "inducing_points_",
+        "posterior_mean_",
+        "posterior_covariance_",
+        "whitened_mean_",
+        "whitened_precision_",
+        "feature_mean_",
+        "feature_scale_",
+        "classes_",
+        "elbo_trace_",
+    )
+    OPTIONAL_ARRAYS: tuple[str, ...] = ("feature_components_", "relevance_")
+    NUMBERS: tuple[str, ...] = (
+        "variance_",
+        "lengthscale_",
+        "mean_",
+        "n_iter_",
+        "converged_",
+        "residual_",
+        "n_features_in_",
+        "cohort_",
+    )
+
+    cross_fit_: CrossFit | None  # None unless calibrated or flags
     kernel: Any
-    inducing: Any
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the model to a folder (safetensors and JSON); `gpmil.load` reads it."""
@@ -58,7 +54,8 @@ class Saved(FittedGP):
 
     def _saved(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Arrays and card; the models of a cross-fit under names of their own."""
-        arrays = {k: getattr(self, k) for k in ARRAYS if getattr(self, k) is not None}
+        names = (*self.ARRAYS, *self.OPTIONAL_ARRAYS)
+        arrays = {k: getattr(self, k) for k in names if getattr(self, k) is not None}
         settings = self.get_params(deep=False)
         del settings["kernel"], settings["device"]  # kept apart; chosen anew where it is loaded
         if not isinstance(self.inducing, str):
@@ -71,7 +68,7 @@ class Saved(FittedGP):
             "settings": {k: plain(v) for k, v in settings.items() if k not in ("device", "kernel")},
             "kernel": self.kernel_ if named else None,
             "kernel_object": None if named else type(self.kernel_).__name__,
-            "fitted": {k: getattr(self, k) for k in NUMBERS},
+            "fitted": {k: getattr(self, k) for k in self.NUMBERS},
             "versions": package_versions(),
             "folds": [],
             "calibrator": None,
@@ -95,12 +92,12 @@ class Saved(FittedGP):
             raise ValueError(
                 f"the model was fitted with kernel {card['kernel']!r}: load it without kernel=."
             )
-        settings["optimize"] = tuple(settings["optimize"])
-        model = cls(**settings)
-        optional = {"feature_components_", "evidence_trace_", "relevance_"}
-        for name in ARRAYS:
-            setattr(model, name, arrays.get(name) if name in optional else arrays[name])
-        for name in NUMBERS:
+        model = cls(**{k: tuple(v) if k == "optimize" else v for k, v in settings.items()})
+        for name in cls.ARRAYS:
+            setattr(model, name, arrays[name])
+        for name in cls.OPTIONAL_ARRAYS:
+            setattr(model, name, arrays.get(name))
+        for name in cls.NUMBERS:
             setattr(model, name, card["fitted"][name])
         model.kernel = model.kernel_ = card["kernel"]
         if card["kernel_object"] is not None:
@@ -113,7 +110,7 @@ class Saved(FittedGP):
                 cls._from_saved(_with_prefix(arrays, f"fold{k}."), own, kernel)
                 for k, own in enumerate(card["folds"])
             ]
-            model.cross_fit_ = cross_fit.restore(folds, arrays, card["calibrator"])
+            model.cross_fit_ = restore(folds, arrays, card["calibrator"])
         return model
 
 

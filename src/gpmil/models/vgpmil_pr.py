@@ -9,7 +9,6 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator
-from numbers import Integral
 from typing import Any
 
 import gpytorch
@@ -19,29 +18,25 @@ from jaxtyping import Float
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from gpmil import evidence, features, inference, leave_out, tuning
+from gpmil import evidence, inference, leave_out, tuning
 from gpmil.bags import Bags
 from gpmil.coupling import check_strength, dense_parts
-from gpmil.inducing import kmeans_by_class
 from gpmil.models import learning
 from gpmil.models.base import (
-    check_bags,
     cohort_card,
-    progress_shown,
     resolve_device,
     training_labels,
 )
 from gpmil.models.checks import (
-    check_inducing,
-    check_lengths,
     count,
+    flag,
     generator,
     number,
     one_of,
     word_or_number,
 )
 from gpmil.models.cross_fit import CrossFit, planned_folds, suspicion
-from gpmil.models.saved import Saved
+from gpmil.models.fitted import FittedGP
 from gpmil.sparse_gp import Kernel, Posterior, SparseGP
 
 logger = logging.getLogger("gpmil")
@@ -52,7 +47,7 @@ MOST_LENGTHS = 256
 SOLVERS = ("direct", "newton", "sweeps")
 
 
-class VGPMILPR(Saved):
+class VGPMILPR(FittedGP):
     """Probit Gaussian-process MIL without coupling (Wang et al.; eqs. mgf, ygm).
 
     Parameters
@@ -158,14 +153,6 @@ class VGPMILPR(Saved):
 
     # --- Fit ----------------------------------------------------------------------------------
 
-    def fit(self, bags, y=None) -> "VGPMILPR":
-        """Fit q(u) to labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
-        fresh = copy.copy(self)  # a fit that fails leaves this model as it was
-        with progress_shown(self.verbose), torch.no_grad():
-            fresh._fit(check_bags(bags), y)
-        self.__dict__.update(fresh.__dict__)
-        return self
-
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
         labels, self.classes_ = training_labels(bags, y)
@@ -193,10 +180,7 @@ class VGPMILPR(Saved):
         solution = self._solve(problem)
         _warn_unsettled(problem)
         q = Posterior.build(solution.w, problem.R)
-        self.whitened_mean_ = q.w.cpu().numpy()
-        self.whitened_precision_ = q.R.cpu().numpy()
-        self.posterior_mean_ = q.mean_u(gp).cpu().numpy()
-        self.posterior_covariance_ = q.covariance_u(gp).cpu().numpy()
+        self._keep(gp, q)
         self.n_iter_, self.converged_, self.residual_, trace = solution[1:]
         self.elbo_trace_ = np.array(trace) + problem.constant
         if self.tuning_trace_ is not None and learning.is_small(bags):
@@ -424,40 +408,6 @@ class VGPMILPR(Saved):
     def _coupling_strength(self, bags: Bags) -> float:
         return 0.0
 
-    def _fit_feature_map(self, bags: Bags) -> None:
-        if self.n_components is not None:
-            found = features.pca(bags.features, int(self.n_components))
-        elif self.standardize:
-            found = features.standardizer(bags.features)
-        else:
-            found = features.identity(bags.n_features)
-        self.feature_mean_, self.feature_scale_ = found.mean, found.scale
-        self.feature_components_ = found.components
-        self.relevance_ = None
-        if np.ndim(self.lengthscale) == 1:
-            lengths = check_lengths(self.lengthscale, self._n_inputs())
-            self._weigh_columns(np.exp(np.log(lengths).mean()) / lengths)
-
-    def _weigh_columns(self, weights: Float[np.ndarray, " d"]) -> None:
-        """Lengths lengthscale_ / weights: the weights go into the scale of the inputs."""
-        self.relevance_ = weights
-        self.feature_scale_ = self.feature_scale_ / weights
-
-    def _place_inducing(self, bags: Bags, positive_row: np.ndarray) -> Float[np.ndarray, "M D"]:
-        if not isinstance(self.inducing, str):
-            return check_inducing(self.inducing, bags.n_features)
-        return kmeans_by_class(
-            bags.features, positive_row, self._feature_map(), int(self.n_inducing), self._seed()
-        )
-
-    def _seed(self) -> int:
-        if isinstance(self.random_state, Integral):
-            return int(self.random_state)
-        return int(generator(self.random_state).integers(2**31))
-
-    def _n_inputs(self) -> int:
-        return len(self.feature_scale_) if self.n_components is None else int(self.n_components)
-
     def _set_kernel_numbers(self, bags: Bags) -> None:
         """The settings as numbers; "auto" stands at one until it is learned."""
         self.kernel_ = "rbf" if _is(self.kernel, "auto") else copy.deepcopy(self.kernel)
@@ -482,15 +432,6 @@ class VGPMILPR(Saved):
         z = self._inputs(self.inducing_points_, CPU)
         return float(Kernel(self.kernel_, 1.0, 1.0)(z, z).diagonal().mean())
 
-    def _check_kernel(self, device: torch.device) -> None:
-        try:
-            self._gp(device)
-        except RuntimeError as error:
-            raise ValueError(
-                f"the kernel cannot be evaluated on inputs of {len(self.feature_scale_)} columns: "
-                f"{error}. A kernel object with one length a column must have as many."
-            ) from error
-
     def _check_settings(self) -> None:
         generator(self.random_state)
         one_of("moments", self.moments, ("diagonal", "coupled"))
@@ -510,8 +451,7 @@ class VGPMILPR(Saved):
         count("max_iter", self.max_iter, least=1)
         count("n_folds", self.n_folds, least=2)
         for name in ("standardize", "verbose", "calibrated", "flags"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+            flag(name, getattr(self, name))
         if self.n_components is not None:
             count("n_components", self.n_components, least=1)
         if not isinstance(self.kernel, str | gpytorch.kernels.Kernel):
@@ -639,31 +579,6 @@ class VGPMILPRI(VGPMILPR):
 
 def _is(value: Any, *words: str) -> bool:
     return isinstance(value, str) and value in words
-
-
-def paper_settings(model: str = "VGPMILPRI") -> dict[str, Any]:
-    """The paper's keyword arguments for a model, only those that its class takes.
-
-    >>> paper_settings()["coupling"]
-    0.5
-    >>> "coupling" in paper_settings("VGPMILPR")
-    False
-    """
-    classes = {"VGPMILPRI": VGPMILPRI, "VGPMILPR": VGPMILPR}
-    if model not in classes:
-        raise ValueError(f"model must be one of {sorted(classes)}, got {model!r}.")
-    settings = {
-        "coupling": 0.5,
-        "variance": 1.0,
-        "lengthscale": "sqrt_dim",
-        "mean": 0.0,
-        "n_inducing": 200,
-        "solver": "sweeps",
-        "moments": "diagonal",
-        "max_iter": 200,
-    }
-    taken = classes[model]().get_params()
-    return {k: v for k, v in settings.items() if k in taken}
 
 
 def _warn_unsettled(problem: inference.Problem) -> None:
