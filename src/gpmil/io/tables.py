@@ -1,0 +1,325 @@
+"""A plain table, csv or parquet, with one row a patch.
+
+    slide,label,patient,split,x,y,feature_0,feature_1,...
+    s1,1,p1,train,0,0,0.31,1.70,...
+
+Columns are known by their names where they are not given, and what was guessed is logged.
+"""
+
+import gzip
+import logging
+import os
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gpmil.bag_checks import count, listed
+from gpmil.bag_tables import Table
+from gpmil.bags import Bags
+
+logger = logging.getLogger("gpmil")
+
+ENDINGS = (".csv", ".csv.gz", ".parquet")
+
+# Names that a column may have, likeliest first; capitals do not matter.
+GUESSES = {
+    "slide": ("slide", "slide_id", "slide_name", "wsi", "bag", "bag_id", "bag_name", "image"),
+    "label": ("label", "slide_label", "bag_label", "y_bag", "target", "class", "y_true"),
+    "patient": ("patient", "patient_id", "case", "case_id", "group"),
+    "instance_label": ("instance_label", "patch_label", "tile_label", "y_inst"),
+}
+POSITIONS = (("x", "y"), ("coord_x", "coord_y"), ("x_coord", "y_coord"), ("xini", "yini"))
+
+Given = str | bool | None
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name is that of a table."""
+    return path.name.endswith(ENDINGS)
+
+
+def read(
+    path: str | os.PathLike,
+    slide: str | None = None,
+    label: Given = None,
+    features: str | Sequence[str] | None = None,
+    coords: str | Sequence[str] | None = ("x", "y"),
+    split: str | None = "split",
+    patient: Given = None,
+    instance_label: Given = None,
+    step: Any = None,
+    graph: str | None = "grid4",
+    positive: Any = None,
+) -> dict[str, Bags]:
+    """Cohorts from a table with one row a patch: one a value of its split column, else {"all"}.
+
+    Parameters
+    ----------
+    path : csv, csv.gz or parquet (which needs pyarrow)
+    slide, label, patient, instance_label : column names
+        None: guessed by name. False: there is none (of all but `slide`). Label, patient and
+        split must be constant in a slide. A missing label is an unlabelled slide, a missing
+        instance label an unknown one; anything else missing is an error.
+    features : list of columns, or the beginning of their names
+        None: the most columns numbered alike (feature_0, feature_1, ...); without such, all
+        columns of numbers not named otherwise.
+    coords : column names, or None
+        The default pair may be absent or have another usual name.
+    split : column name, or None
+        The default may be absent.
+    step, graph, positive
+        As in `Bags.from_frame`.
+    """
+    path = Path(path)
+    header = _header(path)
+    names = {
+        what: _column(what, given, header, path)
+        for what, given in (
+            ("slide", slide),
+            ("label", label),
+            ("patient", patient),
+            ("instance_label", instance_label),
+        )
+    }
+    if names["slide"] is None:
+        raise ValueError(
+            f"{path}: expected a column that names the slide, such as 'slide'; found "
+            f"{listed(header)}. Say which one with slide=."
+        )
+    axes = _axes(coords, header, path)
+    parts = _split_column(split, header, path)
+    text = [c for c in (names["slide"], names["patient"], parts) if c is not None]
+    df = read_frame(path, text)
+    _require_values(df, text, path)
+    used = [c for c in (*names.values(), parts, *axes) if c is not None]
+    columns = _feature_columns(df, features, used, path)
+    _mention(path, names | {"split": parts}, axes, columns, set(df) - {*used, *columns})
+    numbers(df, [*axes, *columns], path)
+    try:
+        bags = Bags.from_frame(
+            df,
+            bag=names["slide"],
+            label=names["label"],
+            features=columns,
+            coords=axes or None,
+            group=names["patient"],
+            instance_label=names["instance_label"],
+            step=step,
+            graph=graph,
+            positive=positive,
+        )
+        of = Table(df, names["slide"]).constant(parts, "split")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if of is None:
+        return {"all": bags}
+    return {str(value): bags[of == value] for value in dict.fromkeys(of.tolist())}
+
+
+# ------------------------------------------------------------------ columns
+
+
+def _column(what: str, given: Given, header: list[str], path: Path) -> str | None:
+    if isinstance(given, str):
+        return _require([given], header, path, what)[0]
+    if given is not None and given is not False:
+        raise ValueError(f"{what} must be the name of a column, None or False, got {given!r}.")
+    return None if given is False else _like(GUESSES[what], header)
+
+
+def _like(guesses: Sequence[str], header: list[str]) -> str | None:
+    """The first column with one of the names, capitals apart."""
+    folded = {column.casefold(): column for column in reversed(header)}
+    return next((folded[g] for g in guesses if g in folded), None)
+
+
+def _require(columns: Sequence[str], header: list[str], path: Path, what: str) -> list[str]:
+    missing = [c for c in columns if c not in header]
+    if missing:
+        raise ValueError(
+            f"{path}: {what}: there is no column {listed(missing)}; the columns are "
+            f"{listed(header)}."
+        )
+    return list(columns)
+
+
+def _axes(coords: str | Sequence[str] | None, header: list[str], path: Path) -> list[str]:
+    if coords is None:
+        return []
+    axes = [coords] if isinstance(coords, str) else list(coords)
+    if axes != ["x", "y"]:
+        return _require(axes, header, path, "coords")
+    for pair in POSITIONS:
+        found = [_like([axis], header) for axis in pair]
+        there = [axis for axis in found if axis is not None]
+        if len(there) == 1:
+            raise ValueError(
+                f"{path}: column {there[0]!r} has no partner: expected {pair}. Name the columns "
+                "of the positions with coords=, or say coords=None."
+            )
+        if there:
+            return there
+    return []
+
+
+def _split_column(split: str | None, header: list[str], path: Path) -> str | None:
+    if split == "split":
+        return _like([split], header)
+    return None if split is None else _require([split], header, path, "split")[0]
+
+
+def _feature_columns(
+    df: pd.DataFrame, features: str | Sequence[str] | None, used: list[str], path: Path
+) -> list[str]:
+    free = [c for c in df.columns if c not in used and not c.startswith("Unnamed:")]
+    if features is None:
+        numeric = [c for c in free if pd.api.types.is_numeric_dtype(df[c])]
+        columns = _numbered(free, set(numeric)) or numeric
+    elif isinstance(features, str):
+        columns = [c for c in free if c.startswith(features)]
+    else:
+        columns = _require(features, list(df.columns), path, "features")
+    if not columns:
+        what = "columns of numbers" if features is None else f"columns {features!r}..."
+        raise ValueError(
+            f"{path}: features: expected {what}, found none among {listed(df.columns)}. Name "
+            "them, or the beginning of their names, with features=."
+        )
+    return columns
+
+
+def _numbered(columns: list[str], numeric: set[str]) -> list[str]:
+    """The largest set of columns that differ by a number only, in its order; mostly numbers."""
+    groups: dict[str, list[tuple[int, str]]] = {}
+    for column in columns:
+        found = re.fullmatch(r"(.*?)(\d+)", column)
+        if found:
+            groups.setdefault(found[1], []).append((int(found[2]), column))
+    sets = [[c for _, c in sorted(group)] for group in groups.values() if len(group) > 1]
+    # Not all of them: a single word in a column makes it one of text, and that is to be said.
+    sets = [group for group in sets if 2 * len(numeric.intersection(group)) >= len(group)]
+    return max(sets, key=len, default=[])
+
+
+def _mention(
+    path: Path, names: dict[str, str | None], axes: list[str], features: list[str], others: set[str]
+) -> None:
+    known = {what: "none" if c is None else repr(c) for what, c in names.items()}
+    logger.warning(
+        "%s: columns read as slide %s, label %s, patient %s, instance label %s, split %s, "
+        "positions %s, features %s (%s), %d not used",
+        path.name,
+        *(known[k] for k in ("slide", "label", "patient", "instance_label", "split")),
+        " and ".join(repr(a) for a in axes) or "none",
+        repr(features[0]) if len(features) == 1 else f"{features[0]!r} to {features[-1]!r}",
+        count(len(features), "column"),
+        len(others),
+    )
+
+
+# ------------------------------------------------------------------ files
+
+
+def _header(path: Path) -> list[str]:
+    """Names of the columns, each of them once."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no file: expected a table {', '.join(ENDINGS)}.")
+    if not is_table(path):
+        raise ValueError(f"{path}: expected a table, one of {', '.join(ENDINGS)}.")
+    if path.suffix == ".parquet":
+        return _parquet(path, header_only=True).columns.tolist()
+    first = _csv(path, header=None, nrows=1, dtype=str, keep_default_na=False)
+    names = first.iloc[0][first.iloc[0] != ""]  # the numbers of the rows have no name
+    twice = names[names.duplicated()]
+    if len(twice):
+        raise ValueError(f"{path}: columns that share a name: {listed(twice)}.")
+    return [str(name) for name in names]
+
+
+def read_frame(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
+    """The table; the columns in `text` as they are written, so that slide 007 stays 007."""
+    if path.suffix == ".parquet":
+        df = _parquet(path)
+        own = {c: df[c].astype("str").where(df[c].notna()) for c in text if c in df}
+        df = df.assign(**own)
+    else:
+        df = _csv(path, dtype=dict.fromkeys(text, str), low_memory=False)
+    df.columns = [str(c) for c in df.columns]
+    if not len(df):
+        raise ValueError(f"{path}: expected one row a patch, found no rows.")
+    return df
+
+
+def _csv(path: Path, **options: Any) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path, **options)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a table of comma-separated values: {error}"
+        ) from (error)
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{path} is no whole gzip file: {error}. Copy it again.") from error
+
+
+def _parquet(path: Path, header_only: bool = False) -> pd.DataFrame:
+    if find_spec("pyarrow") is None:
+        raise ValueError(
+            f"{path}: reading parquet needs pyarrow, which is not installed: pip install pyarrow, "
+            "or save the table as csv."
+        )
+    pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    try:
+        if header_only:
+            return parquet.read_schema(path).empty_table().to_pandas()
+        return pd.read_parquet(path, engine="pyarrow")
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+
+
+# ------------------------------------------------------------------ values
+
+
+def numbers(df: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
+    """Columns as an array of finite numbers; a ValueError says where something else stands."""
+    for column in columns:
+        if not pd.api.types.is_numeric_dtype(df[column]):
+            parsed = pd.to_numeric(df[column], errors="coerce")
+            row = int(np.argmax(parsed.isna()))
+            raise ValueError(
+                f"{path}: expected a number, found {df[column].iloc[row]!r} {_place(row, column)}."
+            )
+    part = df[list(columns)]
+    values = part.to_numpy(np.result_type(np.float32, *part.dtypes.map(_numpy_type)))
+    bad = ~np.isfinite(values)
+    if bad.any():
+        row, k = (int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(
+            f"{path}: {count(int(bad.sum()), 'value')} missing or infinite, the first "
+            f"{_place(row, columns[k])}. Remove those rows, or compute their features again."
+        )
+    return values
+
+
+def _numpy_type(dtype: Any) -> np.dtype:
+    """The type of a column as numpy knows it; columns that may be missing are float64."""
+    return dtype if isinstance(dtype, np.dtype) and dtype.kind == "f" else np.dtype(np.float64)
+
+
+def _require_values(df: pd.DataFrame, columns: Sequence[str], path: Path) -> None:
+    for column in columns:
+        missing = np.flatnonzero(df[column].isna())
+        if len(missing):
+            raise ValueError(
+                f"{path}: {count(len(missing), 'value')} missing, the first "
+                f"{_place(int(missing[0]), column)}. Every row needs one."
+            )
+
+
+def _place(row: int, column: str) -> str:
+    return f"in row {row + 1} (the first below the header is 1), column {column!r}"
