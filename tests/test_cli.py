@@ -174,7 +174,7 @@ def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "_yardstick", interrupted)
     result = invoke("demo", "--out", str(tmp_path / "demo"), *SMALL)
     assert result.exit_code == 130
-    assert result.stderr.endswith("gpmil: interrupted, nothing was written\n")
+    assert result.stderr.endswith("gpmil: interrupted, no folder was written\n")
     assert list(tmp_path.iterdir()) == []
 
 

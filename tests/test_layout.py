@@ -54,7 +54,11 @@ LAYERS = [
 KNOW_NOTHING_OF_BAGS = ["graphs", "coupling", "truncated", "orthant"]
 
 PUBLIC = [
+    "AttentionMIL",
     "Bags",
+    "MaxPoolMIL",
+    "MeanPoolMIL",
+    "PseudoLabelMIL",
     "VGPMIL",
     "VGPMILPR",
     "VGPMILPRI",

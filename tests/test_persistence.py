@@ -329,7 +329,7 @@ def test_a_version_that_never_was(number, folder):
     refused(folder, "version", str(number))
 
 
-@pytest.mark.parametrize("name", ["AttentionMIL", "object", None, ["VGPMILPRI"]])
+@pytest.mark.parametrize("name", ["DeepSetsMIL", "object", None, ["VGPMILPRI"]])
 def test_another_class(name, folder):
     rewrite(folder, **{"class": name})
     refused(folder, str(name), "VGPMILPRI", "VGPMILPR")

@@ -33,7 +33,7 @@ from sklearn.utils.validation import has_fit_parameter
 from synthetic import numbers_for
 from threadpoolctl import threadpool_limits
 
-from gpmil import VGPMILPR, VGPMILPRI, Bags
+from gpmil import VGPMIL, VGPMILPR, VGPMILPRI, Bags
 
 FOLDS = StratifiedKFold(3, shuffle=True, random_state=4)
 FITTED = (
@@ -53,13 +53,29 @@ FITTED = (
     "feature_scale_",
 )
 
-both = pytest.mark.parametrize("model_class", [VGPMILPR, VGPMILPRI])
+PROBIT_ONLY = {"coupling_", "loo_log_likelihood_"}  # what VGPMIL has no use for
+
+every = pytest.mark.parametrize("model_class", [VGPMIL, VGPMILPR, VGPMILPRI])
+every_inference = pytest.mark.parametrize(
+    ("model_class", "inference"),
+    [
+        (VGPMIL, {"expected_max": "product"}),
+        (VGPMIL, {"expected_max": "largest"}),
+        (VGPMILPR, {"solver": "direct"}),
+        (VGPMILPR, {"solver": "newton"}),
+        (VGPMILPR, {"solver": "sweeps"}),
+        (VGPMILPRI, {"solver": "direct"}),
+        (VGPMILPRI, {"solver": "newton"}),
+        (VGPMILPRI, {"solver": "sweeps"}),
+    ],
+)
 
 
 def small(model_class=VGPMILPRI, **settings):
-    return model_class(
-        **(numbers_for(model_class) | {"n_inducing": 20, "random_state": 3} | settings)
-    )
+    numbers = numbers_for(model_class) | {"n_inducing": 20, "random_state": 3}
+    if model_class is VGPMIL:  # at variance 1 a noisy-or of doubtful instances is mostly positive
+        numbers |= {"variance": 4.0, "max_iter": 20}
+    return model_class(**(numbers | settings))
 
 
 def same(a, b) -> bool:
@@ -76,7 +92,8 @@ def same(a, b) -> bool:
 
 
 def fitted_bits(model) -> dict[str, bytes | object]:
-    values = {name: getattr(model, name) for name in FITTED}
+    names = set(FITTED) - (PROBIT_ONLY if isinstance(model, VGPMIL) else set())
+    values = {name: getattr(model, name) for name in names}
     return {k: v.tobytes() if isinstance(v, np.ndarray) else v for k, v in values.items()}
 
 
@@ -98,7 +115,7 @@ def model(cohort):
 # --- Parameters -------------------------------------------------------------------------------
 
 
-@both
+@every
 def test_clone_has_the_parameters_and_nothing_fitted(model_class, cohort, slides):
     points = slides["arrays"][0][:4]
     model = small(model_class, inducing=points, variance=2.5, lengthscale=3.0).fit(cohort)
@@ -110,24 +127,22 @@ def test_clone_has_the_parameters_and_nothing_fitted(model_class, cohort, slides
         twin.predict(cohort)
 
 
-@both
+@every
 def test_every_constructor_argument_is_a_parameter(model_class):
     default = model_class().get_params()
-    contract = {
+    shared = {
         *("kernel", "variance", "lengthscale", "mean", "n_inducing", "inducing", "standardize"),
-        *(
-            "n_components",
-            "solver",
-            "moments",
-            "optimize",
-            "max_iter",
-            "tol",
-            "random_state",
-            "device",
-        ),
-        *("dtype", "verbose", "tuning_budget", "calibrated", "flags", "n_folds"),
+        *("n_components", "max_iter", "tol", "random_state", "device", "dtype", "verbose"),
     }
-    assert set(default) == contract | ({"coupling"} if model_class is VGPMILPRI else set())
+    probit = {
+        *("solver", "moments", "optimize", "tuning_budget", "calibrated", "flags", "n_folds"),
+    }
+    own = {
+        VGPMIL: {"H", "expected_max", "bag"},
+        VGPMILPR: probit,
+        VGPMILPRI: probit | {"coupling"},
+    }
+    assert set(default) == shared | own[model_class]
     # distinct values, so that a swapped assignment in __init__ shows
     marks = {name: object() for name in default}
     made = model_class(**marks)
@@ -169,19 +184,21 @@ def kernel_object(slides):
 
 
 @pytest.mark.parametrize(
-    ("model_class", "solver", "settings"),
+    ("model_class", "inference", "settings"),
     [
-        (VGPMILPRI, "direct", given_array),
-        (VGPMILPRI, "newton", given_array),
-        (VGPMILPRI, "sweeps", given_array),
-        (VGPMILPRI, "direct", kernel_object),
-        (VGPMILPR, "direct", given_array),
-        (VGPMILPR, "sweeps", kernel_object),
-        (VGPMILPR, "newton", lambda slides: {}),
+        (VGPMILPRI, {"solver": "direct"}, given_array),
+        (VGPMILPRI, {"solver": "newton"}, given_array),
+        (VGPMILPRI, {"solver": "sweeps"}, given_array),
+        (VGPMILPRI, {"solver": "direct"}, kernel_object),
+        (VGPMILPR, {"solver": "direct"}, given_array),
+        (VGPMILPR, {"solver": "sweeps"}, kernel_object),
+        (VGPMILPR, {"solver": "newton"}, lambda slides: {}),
+        (VGPMIL, {}, given_array),
+        (VGPMIL, {"expected_max": "largest"}, kernel_object),
     ],
 )
-def test_fit_leaves_the_parameters_alone(model_class, solver, settings, cohort, slides):
-    model = small(model_class, solver=solver, max_iter=40, **settings(slides))
+def test_fit_leaves_the_parameters_alone(model_class, inference, settings, cohort, slides):
+    model = small(model_class, max_iter=40, **inference, **settings(slides))
     objects = model.get_params()
     copies = copy.deepcopy(objects)
     model.fit(cohort)
@@ -217,30 +234,29 @@ def test_parameters_set_after_a_fit_wait_for_the_next_one(cohort):
 # --- Bits -------------------------------------------------------------------------------------
 
 
-@both
-@pytest.mark.parametrize("solver", ["direct", "newton", "sweeps"])
-def test_refit_gives_the_same_bits(model_class, solver, cohort):
-    model = small(model_class, solver=solver, max_iter=30).fit(cohort)
+@every_inference
+def test_refit_gives_the_same_bits(model_class, inference, cohort):
+    model = small(model_class, max_iter=30, **inference).fit(cohort)
     first, proba = fitted_bits(model), model.predict_proba(cohort[:5]).tobytes()
     assert model.fit(cohort) is model
     assert fitted_bits(model) == first
     assert model.predict_proba(cohort[:5]).tobytes() == proba
 
 
-def test_refit_forgets_the_fit_before(cohort, plain):
-    fresh = small(VGPMILPR).fit(cohort)
-    used = small(VGPMILPR, n_components=2, kernel="linear").fit(plain[::2])
+@every
+def test_refit_forgets_the_fit_before(model_class, cohort, plain):
+    fresh = small(model_class).fit(cohort)
+    used = small(model_class, n_components=2, kernel="linear").fit(plain[::2])
     used.set_params(n_components=None, kernel="rbf").fit(cohort)
     assert vars(used).keys() == vars(fresh).keys()
     assert fitted_bits(used) == fitted_bits(fresh)
     assert used.predict_proba(cohort[:5]).tobytes() == fresh.predict_proba(cohort[:5]).tobytes()
 
 
-@both
-@pytest.mark.parametrize("solver", ["direct", "sweeps"])
-def test_same_seed_same_bits(model_class, solver, cohort):
+@every_inference
+def test_same_seed_same_bits(model_class, inference, cohort):
     one, two, other = (
-        small(model_class, solver=solver, max_iter=30, random_state=seed).fit(cohort)
+        small(model_class, max_iter=30, random_state=seed, **inference).fit(cohort)
         for seed in (5, 5, 6)
     )
     assert fitted_bits(one) == fitted_bits(two)
@@ -250,7 +266,7 @@ def test_same_seed_same_bits(model_class, solver, cohort):
 
 def test_same_seed_same_bits_in_another_process(workers, cohort):
     settings = [{}, {"solver": "sweeps", "max_iter": 30}, {"dtype": "float32", "coupling": 2.0}]
-    models = [small(**s) for s in settings]
+    models = [*(small(**s) for s in settings), small(VGPMIL)]
     there = Parallel()(delayed(clone(m).fit)(cohort) for m in models)
     probas = Parallel()(delayed(m.predict_proba)(cohort[:5]) for m in there)
     for here, away, proba in zip(models, there, probas):
@@ -285,7 +301,7 @@ def test_pickle_with_a_kernel_object(cohort, slides):
 # --- Labels and classes -----------------------------------------------------------------------
 
 
-@both
+@every
 def test_y_wins_over_the_labels_of_the_bags(model_class, cohort, slides):
     flipped = 1 - cohort.labels
     model = small(model_class).fit(cohort, flipped)
@@ -383,7 +399,7 @@ def test_feature_types(dtype, settings, slides):
 # --- What scikit-learn asks -------------------------------------------------------------------
 
 
-@both
+@every
 def test_tags(model_class):
     tags = get_tags(model_class())
     assert is_classifier(model_class())
@@ -394,7 +410,7 @@ def test_tags(model_class):
     assert not has_fit_parameter(model_class(), "sample_weight")
 
 
-@both
+@every
 def test_shown_in_a_notebook(model_class, slides):
     model = model_class(coupling=1.5) if model_class is VGPMILPRI else model_class(mean=-1.5)
     assert "1.5" in repr(model)
@@ -402,7 +418,7 @@ def test_shown_in_a_notebook(model_class, slides):
     assert "array" in repr(model_class(inducing=slides["arrays"][0]))
 
 
-@both
+@every
 def test_train_test_split(model_class, cohort):
     train, test, y_train, y_test = train_test_split(
         cohort, cohort.labels, test_size=8, stratify=cohort.labels, random_state=1
@@ -441,9 +457,22 @@ def test_grid_search_keeps_patients_together(workers, cohort):
     assert search.cv_results_["mean_test_score"].min() > 0.5
 
 
+def test_grid_search_over_the_bag_rules(cohort):
+    grid = {"bag": ["noisy_or", "max"], "H": [5.0, 1e12]}
+    search = GridSearchCV(small(VGPMIL), grid, scoring="neg_log_loss", cv=FOLDS)
+    search.fit(cohort, cohort.labels)
+    assert len(set(search.cv_results_["mean_test_score"])) == 4
+    best = small(VGPMIL, **search.best_params_).fit(cohort)
+    assert fitted_bits(search.best_estimator_) == fitted_bits(best)
+
+
 @pytest.mark.parametrize(
     ("model_class", "method", "shape"),
-    [(VGPMILPRI, "predict_proba", (22, 2)), (VGPMILPR, "decision_function", (22,))],
+    [
+        (VGPMILPRI, "predict_proba", (22, 2)),
+        (VGPMILPR, "decision_function", (22,)),
+        (VGPMIL, "predict_proba", (22, 2)),
+    ],
 )
 def test_cross_val_predict(model_class, method, shape, cohort):
     found = cross_val_predict(small(model_class), cohort, cohort.labels, cv=FOLDS, method=method)
@@ -494,7 +523,9 @@ def test_learning_curve(cohort):
     assert train.mean() > 0.7 and test[1].mean() > 0.5
 
 
-@pytest.mark.parametrize(("model_class", "ensemble"), [(VGPMILPRI, True), (VGPMILPR, False)])
+@pytest.mark.parametrize(
+    ("model_class", "ensemble"), [(VGPMILPRI, True), (VGPMILPR, False), (VGPMIL, True)]
+)
 def test_calibrated(model_class, ensemble, cohort):
     calibrated = CalibratedClassifierCV(small(model_class), cv=3, ensemble=ensemble)
     proba = calibrated.fit(cohort, cohort.labels).predict_proba(cohort)
@@ -538,7 +569,7 @@ def halved(bags):
     return Bags(bags.features / 2, bags.offsets, bags.labels, bags.names, adjacency=bags.adjacency)
 
 
-@both
+@every
 def test_pipeline(model_class, cohort):
     pipeline = make_pipeline(FunctionTransformer(), small(model_class)).fit(cohort, cohort.labels)
     alone, few = small(model_class).fit(cohort), cohort[:6]

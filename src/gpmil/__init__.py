@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpmil import simulate
     from gpmil.bags import Bags
-    from gpmil.models import VGPMIL, VGPMILPR, VGPMILPRI, load, paper_settings
+    from gpmil.models import (
+        VGPMIL,
+        VGPMILPR,
+        VGPMILPRI,
+        AttentionMIL,
+        MaxPoolMIL,
+        MeanPoolMIL,
+        PseudoLabelMIL,
+        load,
+        paper_settings,
+    )
 
 __version__ = "0.1.0"
 
@@ -14,7 +24,11 @@ __all__ = [
     "VGPMIL",
     "VGPMILPR",
     "VGPMILPRI",
+    "AttentionMIL",
     "Bags",
+    "MaxPoolMIL",
+    "MeanPoolMIL",
+    "PseudoLabelMIL",
     "__version__",
     "load",
     "paper_settings",
@@ -22,14 +36,8 @@ __all__ = [
 ]
 
 # Names are imported when first used: `gpmil --version` need not wait for torch.
-_HOME = {
-    "Bags": "gpmil.bags",
-    "VGPMIL": "gpmil.models",
-    "VGPMILPR": "gpmil.models",
-    "VGPMILPRI": "gpmil.models",
-    "load": "gpmil.models",
-    "paper_settings": "gpmil.models",
-}
+_HOME = {"Bags": "gpmil.bags"}
+_HOME |= dict.fromkeys(set(__all__) - {"Bags", "__version__", "simulate"}, "gpmil.models")
 
 
 def __getattr__(name: str) -> Any:

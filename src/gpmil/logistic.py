@@ -11,7 +11,7 @@ and q(u) q(h) with q(h_i = 1) = pi_i maximises what remains, one factor after th
 
     R = I + W' 2 l(xi) W,  w = R^-1 W'(pi - 1/2 - 2 l(xi) c)                      q(u), whitened
     xi_i^2 = E[f_i^2] = (c + W w)_i^2 + (W R^-1 W')_ii + (Kxx - W W')_ii          FITC's diagonal
-    logit pi_i = E[f_i] +- log H P(all others negative)                           q(h)
+    logit pi_i = E[f_i] +- log(H) P(all others negative)                          q(h)
 
 The sign is that of the bag. Log odds s = logit(pi) are kept in place of pi, so that nothing
 saturates.
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.special import expit
+from scipy.special import expit, log_ndtr
 from torch import Tensor
 
 from gpmil.sparse_gp import Posterior, SparseGP
@@ -35,7 +35,7 @@ from gpmil.sparse_gp import Posterior, SparseGP
 logger = logging.getLogger("gpmil")
 CHUNK_ROWS = 8192  # rows of W in float64 at a time
 SETTLED = 1e-6  # relative change of w in an iteration that counts as converged
-HERMITE = 96  # nodes of the expectation of a sigmoid
+HERMITE, WIDE = 96, 1.5  # nodes of the expectation of a sigmoid, up to which deviation
 EXPECTED_MAX = ("product", "largest")
 
 
@@ -48,7 +48,7 @@ class Columns:
     after the other inside a bag run over the columns, for all bags at once.
     """
 
-    rows: list[Int[np.ndarray, " k"]]
+    rows: list[Int[np.ndarray, " _"]]
     sign: Float[np.ndarray, " B"]  # +1 for positive bags, in this order
     order: Int[np.ndarray, " B"]  # the bags in this order
     offsets: Int[np.ndarray, " B1"]  # of the bags as given
@@ -68,7 +68,7 @@ class Columns:
         return -np.add.reduceat(softplus(s), self.offsets[:-1])[self.order]
 
 
-def softplus(s: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+def softplus(s: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
     """log(1 + e^s) = -log(1 - sigmoid(s))."""
     return np.logaddexp(0.0, s)
 
@@ -119,7 +119,7 @@ def curvature(xi: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 class Problem:
     """The training cohort as inference sees it."""
 
-    chunks: list[Float[Tensor, "n M"]]  # W, in the storage dtype
+    chunks: list[Float[Tensor, "_ M"]]  # W, in the storage dtype
     residual: Float[Tensor, " N"]  # diag(Kxx - W W'), FITC's variance
     c: float
     bags: Columns
@@ -233,33 +233,57 @@ def sweeps(
     update = {"product": update_labels, "largest": update_labels_by_largest}[expected_max]
     log_H = float(np.log(H))
     s = np.log(pi) - np.log1p(-pi)
-    bend = torch.from_numpy(xi).to(problem.residual.device)
-    w, trace, residual, n_iter = None, [], np.inf, 0
-    for n_iter in range(1, max_iter + 1):
-        q = update_process(problem, s, bend)
+    xi_ = torch.from_numpy(xi).to(problem.residual.device)
+    w = torch.zeros(problem.chunks[0].shape[1], dtype=torch.float64, device=xi_.device)
+    trace: list[float] = []
+    while True:
+        q = update_process(problem, s, xi_)
         mean, Eff = moments(problem, q)
-        bend, Ef = Eff.sqrt(), mean.cpu().numpy()
+        xi_, Ef = Eff.sqrt(), mean.cpu().numpy()
         s = update(s, Ef, problem.bags, log_H)
-        trace.append(bound(problem, q, bend, Eff, Ef, s, log_H))
-        logger.info("iteration %d: bound %.6f", n_iter, trace[-1])
-        residual = np.inf if w is None else float((q.w - w).norm() / q.w.norm())
-        w = q.w
-        if residual <= tol:
+        trace.append(bound(problem, q, xi_, Eff, Ef, s, log_H))
+        logger.info("iteration %d: bound %.6f", len(trace), trace[-1])
+        size = q.w.norm().clamp(min=torch.finfo(torch.float64).tiny)  # w = 0: nothing in reach of Z
+        residual, w = float((q.w - w).norm() / size), q.w
+        if residual <= tol or len(trace) == max_iter:
             break
-    return Solution(q, s, n_iter, residual <= max(tol, SETTLED), residual, trace)
+    return Solution(q, s, len(trace), residual <= (tol or SETTLED), residual, trace)
 
 
 # --- Predictions ----------------------------------------------------------------------------------
-@functools.cache
-def _hermite() -> tuple[np.ndarray, np.ndarray]:
-    x, weight = np.polynomial.hermite_e.hermegauss(HERMITE)
-    return x, np.log(weight) - np.log(2 * np.pi) / 2
-
-
 def log_expected_sigmoid(
     mean: Float[np.ndarray, " n"], std: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
-    """log E[sigmoid(f)], f ~ N(mean, std^2), by Gauss-Hermite quadrature in logs."""
-    x, log_weight = _hermite()
+    """log E[sigmoid(f)], f ~ N(mean, std^2), to about 1e-12.
+
+    Gauss-Hermite quadrature where f is narrow. Where it is wide the sigmoid is a step to those
+    nodes, and the other factor is the smooth one: E[sigmoid(f)] = E[Phi((mean - L) / std)], L
+    logistic.
+    """
+    wide = std > WIDE
+    out = np.empty(len(mean))
+    out[~wide] = _narrow(mean[~wide], std[~wide])
+    out[wide] = _wide(mean[wide], std[wide])
+    return out
+
+
+def _narrow(mean: np.ndarray, std: np.ndarray) -> Float[np.ndarray, " n"]:
+    x, weight = _hermite()
     f = mean[:, None] + std[:, None] * x
-    return np.logaddexp.reduce(log_weight - softplus(-f), axis=1)
+    return np.logaddexp.reduce(np.log(weight / np.sqrt(2 * np.pi)) - softplus(-f), axis=1)
+
+
+@functools.cache
+def _hermite() -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.hermite_e.hermegauss(HERMITE)
+
+
+def _wide(mean: np.ndarray, std: np.ndarray) -> Float[np.ndarray, " n"]:
+    # far below zero the mass lies where e^f does: E_m = e^(m + s^2/2) E_(-m - s^2)
+    tail = mean < -np.square(std) / 2
+    m = np.where(tail, -(mean + np.square(std)), mean)
+    L = np.arange(-80, 80.25, 0.5)
+    # density of the logistic, times the step of the trapezoid rule
+    log_density = -np.abs(L) - 2 * softplus(-np.abs(L)) + np.log(0.5)
+    found = np.logaddexp.reduce(log_density + log_ndtr((m[:, None] - L) / std[:, None]), axis=1)
+    return np.minimum(found + np.where(tail, mean + np.square(std) / 2, 0.0), 0.0)

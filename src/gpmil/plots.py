@@ -186,9 +186,8 @@ def sorted_patches(
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for row, (model, slides) in zip(axes, patches.items()):
         for ax, values in zip(row, slides):
-            ax.fill_between(
-                np.arange(len(values)), np.sort(values), step="mid", color=NEGATIVE, linewidth=0
-            )
+            edges = np.arange(len(values) + 1) - 0.5  # whole bars: the highest patch is the last
+            ax.stairs(np.sort(values), edges, fill=True, color=NEGATIVE, linewidth=0)
             style(ax)
             ax.axhline(0.5, color=MUTED, linewidth=0.8, linestyle=":")
             ax.set(ylim=(0, 1), xticks=[], xlim=(-0.5, len(values) - 0.5))

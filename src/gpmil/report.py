@@ -62,8 +62,8 @@ class Section:
     pictures: Sequence[Picture] = ()
 
 
-def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole page as HTML; all text is escaped.
+def page(title: str, lead: str, sections: Sequence[Section], contents: bool = False) -> str:
+    """The whole page as HTML; all text is escaped. `contents` lists the sections at the top.
 
     >>> html = page("A & B", "first line", [Section("Results", ["5 < 6"])])
     >>> "A &amp; B" in html, "5 &lt; 6" in html, RESEARCH in html
@@ -77,7 +77,9 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template("page.html")
-    return template.render(title=title, lead=lead, sections=sections, research=RESEARCH)
+    return template.render(
+        title=title, lead=lead, sections=sections, contents=contents, research=RESEARCH
+    )
 
 
 # --- Folders --------------------------------------------------------------------------------------

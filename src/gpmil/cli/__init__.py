@@ -37,7 +37,7 @@ class OneLineErrors(TyperGroup):
             logger.debug("where it happened:", exc_info=True)
             code = _complain(str(error))
         if code == INTERRUPTED:
-            typer.echo("gpmil: interrupted, nothing was written", err=True)
+            typer.echo("gpmil: interrupted, no folder was written", err=True)
         sys.exit(code)
 
 
@@ -86,6 +86,61 @@ def _demo(
     from gpmil.cli import demo
 
     demo.run(out, seed, bags)
+
+
+@app.command("paper")
+def _paper(
+    out: Annotated[
+        Path, typer.Option(help="Folder to write; one that gpmil wrote is replaced.")
+    ] = Path("paper"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version of everything, in two minutes.")
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Own cohort in place of the simulated one: a folder with SICAPv2 tables "
+            "(Train.csv, Test.csv), a table or an npz file; with parts 'train' and 'test', or "
+            "cross-validated."
+        ),
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder with one image a slide, named like the slide.")
+    ] = None,
+    panda: Annotated[
+        str | None,
+        typer.Option(
+            help="The large simulated cohort: tenth, full (10,503 slides) or none. Default: tenth, "
+            "or none with --data."
+        ),
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="Runs of every method; default 5, with --quick 2.")
+    ] = None,
+    folds: Annotated[int, typer.Option(help="Folds for a cohort without a split.")] = 5,
+    components: Annotated[
+        int | None, typer.Option(help="Reduce features to this many PCA scores.")
+    ] = None,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search", help="Networks choose learning rate, decay and epochs by cross-validation."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the simulated cohorts.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(help="Parts computed at once; more than one blurs the times.")
+    ] = 1,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if any.")] = None,
+) -> None:
+    """Every table and figure of the paper's experiments, beside its own numbers."""
+    from gpmil.cli import paper
+
+    paper.run(
+        paper.Options(
+            out, quick, data, images, panda, runs, folds, components, search, seed, jobs, device
+        )
+    )
 
 
 def main() -> None:

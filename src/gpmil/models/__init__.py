@@ -3,7 +3,10 @@
 import os
 
 from gpmil import persistence
+from gpmil.models.attention import AttentionMIL
 from gpmil.models.base import BagClassifier, InstancePredictions
+from gpmil.models.pooling import MaxPoolMIL, MeanPoolMIL
+from gpmil.models.pseudo_label import PseudoLabelMIL
 from gpmil.models.settings import paper_settings
 from gpmil.models.vgpmil import VGPMIL
 from gpmil.models.vgpmil_pr import VGPMILPR, VGPMILPRI
@@ -12,13 +15,18 @@ __all__ = [
     "VGPMIL",
     "VGPMILPR",
     "VGPMILPRI",
+    "AttentionMIL",
     "BagClassifier",
     "InstancePredictions",
+    "MaxPoolMIL",
+    "MeanPoolMIL",
+    "PseudoLabelMIL",
     "load",
     "paper_settings",
 ]
 
-CLASSES = {cls.__name__: cls for cls in (VGPMIL, VGPMILPR, VGPMILPRI)}
+MODELS = (VGPMIL, VGPMILPR, VGPMILPRI, AttentionMIL, MeanPoolMIL, MaxPoolMIL, PseudoLabelMIL)
+CLASSES = {cls.__name__: cls for cls in MODELS}
 
 
 def load(path: str | os.PathLike, kernel=None) -> BagClassifier:

@@ -24,6 +24,7 @@ from gpmil.models.base import (
 )
 from gpmil.models.checks import count, flag, generator, number, one_of, word_or_number
 from gpmil.models.saved import Saved
+from gpmil.sparse_gp import KERNELS
 
 logger = logging.getLogger("gpmil")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -141,7 +142,8 @@ class VGPMIL(Saved):
         )
         self._keep(gp, found.q)
         self.cross_fit_ = None
-        self.n_iter_, self.converged_, self.residual_ = found[2:5]
+        self.n_iter_, self.converged_ = found.n_iter, found.converged
+        self.residual_ = found.residual
         self.elbo_trace_ = np.array(found.trace)
         if not self.converged_ and self.tol > 0:
             warnings.warn(
@@ -181,7 +183,9 @@ class VGPMIL(Saved):
             flag(name, getattr(self, name))
         if self.n_components is not None:
             count("n_components", self.n_components, least=1)
-        if not isinstance(self.kernel, str | gpytorch.kernels.Kernel):
+        if isinstance(self.kernel, str):
+            one_of("kernel", self.kernel, tuple(KERNELS))
+        elif not isinstance(self.kernel, gpytorch.kernels.Kernel):
             raise ValueError(
                 f"kernel must be a name or a gpytorch kernel, got {type(self.kernel).__name__}."
             )

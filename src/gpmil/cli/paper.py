@@ -1,0 +1,174 @@
+"""`gpmil paper`: every table and figure of the paper's experiments, on one page."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from gpmil.models.base import package_versions
+from gpmil.models.checks import one_of
+from gpmil.paper import cohorts, methods, page, study
+from gpmil.paper.cohorts import Cohort
+from gpmil.paper.findings import check
+from gpmil.paper.methods import Method
+from gpmil.paper.results import Results, Run
+from gpmil.report import RESEARCH, run_folder
+
+PANDA_SIZES = {"full": 1.0, "tenth": 0.1}
+PANDA_RUNS = 2
+QUICK_RUNS = 2
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for on the command line."""
+
+    out: Path
+    quick: bool = False
+    data: Path | None = None
+    images: Path | None = None
+    panda: str | None = None  # tenth, full or none; None: tenth without --data, none with it
+    runs: int | None = None
+    folds: int = 5
+    components: int | None = None
+    search: bool = False
+    seed: int = 0
+    jobs: int = 1
+    device: str | None = None
+
+    @property
+    def parts(self) -> Path:
+        """Where finished parts are kept, beside the folder that is written."""
+        return self.out.with_name(self.out.name + "-parts")
+
+
+def run(options: Options) -> None:
+    """Compute what is not yet there, then write tables, figures and the page."""
+    _check(options)
+    console = Console(stderr=True, highlight=False)
+    main, panda = _studies(options)
+    plans = [*main.parts, *(panda.parts if panda else [])]
+    found = _carry_out(plans, options, console)
+    results = study.collect(main.cohort, main.methods, found)
+    large = study.collect(panda.cohort, panda.methods, found) if panda else None
+    config = {"command": "paper", **{k: _text(v) for k, v in vars(options).items()}}
+    with run_folder(options.out, config | {"versions": package_versions()}) as folder:
+        exhibits = page.exhibits(results, large)
+        for exhibit in exhibits:
+            exhibit.write(folder)
+        text = page.html(exhibits, results, large)
+        (folder / "index.html").write_text(text, encoding="utf-8", newline="\n")
+    _print(results, large, options)
+
+
+@dataclass(frozen=True)
+class _Study:
+    cohort: Cohort
+    methods: Sequence[Method]
+    parts: Sequence[study.Part]
+
+
+def _check(options: Options) -> None:
+    if options.panda is not None:
+        one_of("--panda", options.panda, (*PANDA_SIZES, "none"))
+    for name, least in (("runs", 1), ("folds", 2), ("components", 1), ("seed", 0)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} must be at least {least}, got {value}.")
+    if options.images is not None and not options.images.is_dir():
+        raise ValueError(f"--images {options.images} is no folder: it holds one image a slide.")
+
+
+def _studies(options: Options) -> tuple[_Study, _Study | None]:
+    common: dict[str, Any] = {"n_components": options.components, "device": options.device}
+    if options.data is None:
+        cohort = cohorts.sicapv2_like(options.seed, options.quick)
+    else:
+        cohort = cohorts.from_files(options.data, options.folds, options.images)
+    compared = methods.compared(common, options.quick, options.search)
+    n_runs = options.runs or (QUICK_RUNS if options.quick else 5)
+    main = _Study(cohort, compared, study.planned(cohort, compared, n_runs))
+    size = options.panda or ("tenth" if options.data is None else "none")
+    if size == "none":
+        return main, None
+    scale = 0.008 if options.quick and size == "tenth" else PANDA_SIZES[size]
+    large = cohorts.panda_like(scale, options.seed, options.quick)
+    kept = set(page.table6_panda.KEYS)
+    few = [m for m in methods.compared(common, options.quick) if m.key in kept]
+    n_large = min(n_runs, PANDA_RUNS)
+    return main, _Study(large, few, study.planned(large, few, n_large, flags=False))
+
+
+# --- Progress -------------------------------------------------------------------------------------
+def _carry_out(
+    plans: Sequence[study.Part], options: Options, console: Console
+) -> list[tuple[study.Part, Run]]:
+    found = []
+    with _progress(plans, console) as report:
+        for part, result, old in study.carry_out(plans, options.parts, options.jobs):
+            found.append((part, result))
+            report(part, old)
+    return found
+
+
+@contextmanager
+def _progress(
+    plans: Sequence[study.Part], console: Console
+) -> Iterator[Callable[[study.Part, bool], None]]:
+    """A function that is told of every finished part: a bar with the time left, or lines."""
+    start, effort = time.monotonic(), {"left": sum(p.effort for p in plans), "done": 0.0}
+    count = {"all": len(plans), "done": 0, "kept": 0}
+
+    def left() -> str:
+        if not effort["done"]:
+            return "time left unknown"
+        return (
+            f"about {_minutes((time.monotonic() - start) * effort['left'] / effort['done'])} left"
+        )
+
+    def note(part: study.Part, old: bool) -> str:
+        effort["left"] -= part.effort
+        effort["done"] += 0.0 if old else part.effort
+        count["done"] += 1
+        count["kept"] += old
+        return f"{count['done']}/{count['all']} {part.title}" + (" (from before)" if old else "")
+
+    if not console.is_terminal:
+        console.print(f"{len(plans)} parts to compute; finished ones are kept.")
+        yield lambda part, old: console.print(f"{note(part, old)}, {left()}", soft_wrap=True)
+        return
+    columns = (BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=sum(p.effort for p in plans))
+
+        def report(part: study.Part, old: bool) -> None:
+            words = note(part, old)
+            bar.update(task, advance=part.effort, description=f"{words}, {left()}")
+
+        yield report
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+# --- The terminal ---------------------------------------------------------------------------------
+def _print(results: Results, panda: Results | None, options: Options) -> None:
+    console = Console(highlight=False)
+    console.print(f"What the paper finds, on the {results.name}:", style="bold")
+    for finding in check(results, panda):
+        console.print(f"- {finding.verdict}: {finding.claim} {finding.evidence}", markup=False)
+    page_at = options.out / "index.html"
+    console.print(f"\nWritten to {options.out}: open {page_at}. {RESEARCH}", markup=False)
+    console.print(
+        f"Finished parts are in {options.parts}; the folder may be deleted.", markup=False
+    )
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,559 @@
+"""What the neural models share: batches of whole bags, training, prediction, saving.
+
+A network maps a `Batch` to one logit a bag, log P(y = 1) - log P(y = 0). The bags of a batch lie
+one after the other, and sums over a bag are segment sums: nothing is padded.
+"""
+
+import copy
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Num, Shaped
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from gpmil import calibration, features, persistence
+from gpmil.bags import Bags
+from gpmil.coupling import instance_rows
+from gpmil.features import FeatureMap
+from gpmil.models.base import (
+    BagClassifier,
+    InstancePredictions,
+    check_bags,
+    cohort_card,
+    package_versions,
+    progress_shown,
+    resolve_device,
+    training_labels,
+)
+from gpmil.models.checks import count, generator, number, one_of, plain
+
+logger = logging.getLogger("gpmil")
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+ROWS = 2**15  # instances predicted at a time, unless one bag has more
+ROOM = 2 * 2**30  # bytes of network inputs kept in memory while training on a CPU
+FEWEST = 5  # bags (patients) of each class below which none are held out to stop early
+ARRAYS = ("classes_", "feature_mean_", "feature_scale_", "feature_components_")
+NUMBERS = (
+    "n_features_in_",
+    "cohort_",
+    "architecture_",
+    "n_epochs_",
+    "best_epoch_",
+    "converged_",
+    "history_",
+)
+WEIGHTS = "weights."
+
+# ------------------------------------------------------------------ batches
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some bags, one after the other."""
+
+    x: Float[Tensor, "n d"]
+    segment: Int[Tensor, " n"]  # the place in the batch of each instance's bag
+    bags: Int[np.ndarray, " b"]  # their numbers in the cohort
+    graphs: Any = None  # neighbour graphs of the cohort, for a network that uses them
+
+    def __len__(self) -> int:
+        return len(self.bags)
+
+
+def segment_sum(x: Float[Tensor, "n *d"], segment: Int[Tensor, " n"], b: int) -> Tensor:
+    """The sum over each bag, (b, ...)."""
+    return x.new_zeros(b, *x.shape[1:]).index_add(0, segment, x)
+
+
+def segment_mean(x: Float[Tensor, "n d"], segment: Int[Tensor, " n"], b: int) -> Tensor:
+    """The mean over each bag, (b, d)."""
+    return segment_sum(x, segment, b) / segment.bincount(minlength=b)[:, None]
+
+
+def segment_max(x: Float[Tensor, " n"], segment: Int[Tensor, " n"], b: int) -> Float[Tensor, " b"]:
+    """The maximum over each bag."""
+    return x.new_full((b,), -torch.inf).scatter_reduce(0, segment, x, "amax")
+
+
+def segment_softmax(
+    x: Float[Tensor, " n"], segment: Int[Tensor, " n"], b: int
+) -> Float[Tensor, " n"]:
+    """exp(x_i) / sum_j exp(x_j) over each bag; the largest is taken off, so none overflows."""
+    e = (x - segment_max(x.detach(), segment, b)[segment]).exp()
+    return e / segment_sum(e, segment, b)[segment]
+
+
+class Inputs:
+    """Rows of features as the network sees them.
+
+    Mapped once and kept where they fit, else row by row when asked for (a memory-mapped file).
+    """
+
+    def __init__(
+        self,
+        raw: Num[np.ndarray, "N D"],
+        feature_map: FeatureMap,
+        dtype: torch.dtype,
+        device: torch.device,
+        room: float = 0,
+    ):
+        self.raw, self.feature_map, self.dtype, self.device = raw, feature_map, dtype, device
+        self.kept: Tensor | None = None
+        width = raw.shape[1] if feature_map.components is None else len(feature_map.components)
+        if len(raw) * width * dtype.itemsize <= room:
+            self.kept = torch.empty(len(raw), width, dtype=dtype, device=device)
+            for start in range(0, len(raw), features.ROWS):
+                rows = slice(start, start + features.ROWS)
+                self.kept[rows] = feature_map(raw[rows], device).to(dtype)
+
+    def __call__(self, rows: Int[np.ndarray, " n"]) -> Float[Tensor, "n d"]:
+        """The inputs of some instances."""
+        if self.kept is not None:
+            return self.kept[torch.from_numpy(rows).to(self.device)]
+        return self.feature_map(self.raw[rows], self.device).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The bags of a cohort, to be taken in batches."""
+
+    inputs: Inputs
+    offsets: Int[np.ndarray, " edges"]
+    graphs: Any = None
+
+    def batch(self, bags: Int[np.ndarray, " b"]) -> Batch:
+        """Some bags, in the order given."""
+        sizes = self.offsets[bags + 1] - self.offsets[bags]
+        segment = torch.from_numpy(np.repeat(np.arange(len(bags)), sizes)).to(self.inputs.device)
+        return Batch(self.inputs(instance_rows(self.offsets, bags)), segment, bags, self.graphs)
+
+    def runs(self, bags: Int[np.ndarray, " b"], rows: int = ROWS) -> Iterator[Batch]:
+        """Those bags in batches of about `rows` instances."""
+        if not len(bags):
+            return
+        stop = np.cumsum(self.offsets[bags + 1] - self.offsets[bags])
+        for part in np.split(bags, np.flatnonzero(np.diff((stop - 1) // rows)) + 1):
+            yield self.batch(part)
+
+
+# ------------------------------------------------------------------ networks
+
+
+def linear(n_in: int, n_out: int, random: torch.Generator, bias: bool = True) -> nn.Linear:
+    """A linear layer, uniform in +-1/sqrt(n_in), by a generator of its own."""
+    layer = nn.utils.skip_init(nn.Linear, n_in, n_out, bias=bias, dtype=torch.float64)
+    bound = n_in**-0.5
+    for weight in layer.parameters():
+        nn.init.uniform_(weight, -bound, bound, generator=random)
+    return layer
+
+
+class Network(nn.Module):
+    """h_i = ReLU(W x_i + b) for every instance; subclasses make one logit a bag of them."""
+
+    def __init__(self, n_inputs: int, hidden_dim: int, dropout: float, random: torch.Generator):
+        super().__init__()
+        self.embed = linear(n_inputs, hidden_dim, random)
+        self.dropout = dropout
+        self.random: torch.Generator | None = None  # of dropout, while training
+
+    def embedding(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n h"]:
+        """h, some of it dropped while training."""
+        h = self.embed(x).relu()
+        if not self.training or not self.dropout:
+            return h
+        kept = torch.empty_like(h).bernoulli_(1 - self.dropout, generator=self.random)
+        return h * kept / (1 - self.dropout)
+
+    def forward(self, batch: Batch) -> Float[Tensor, " b"]:
+        """One logit a bag."""
+        raise NotImplementedError
+
+    def groups(self, learning_rate: float, weight_decay: float) -> list[dict[str, Any]]:
+        """The parameters as the optimiser wants them."""
+        decay = {"lr": learning_rate, "weight_decay": weight_decay}
+        return [{"params": list(self.parameters()), **decay}]
+
+
+# ------------------------------------------------------------------ training
+
+
+@dataclass
+class Training:
+    """How a network is trained, and what became of it."""
+
+    cohort: Cohort
+    labels: Float[Tensor, " B"]
+    weights: Float[Tensor, " B"]  # of the bags, in the loss
+    learning_rate: float
+    weight_decay: float
+    max_epochs: int
+    batch_size: int
+    patience: int
+    random: np.random.Generator  # of the order of the bags
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best_epoch: int = 0
+    converged: bool | None = None  # stopped early; None where no bags were held out
+
+    def run(
+        self,
+        network: Network,
+        training: Int[np.ndarray, " t"],
+        held_out: Int[np.ndarray, " v"],
+    ) -> None:
+        """Train; where bags are held out, until their loss has not fallen for `patience` epochs.
+
+        The weights of the epoch with the lowest held-out loss are put back.
+        """
+        optimiser = torch.optim.AdamW(network.groups(self.learning_rate, self.weight_decay))
+        best, kept = np.inf, None
+        for epoch in range(1, self.max_epochs + 1):
+            entry: dict[str, Any] = {"epoch": epoch}
+            entry["train_loss"] = self._epoch(network, optimiser, training)
+            entry["validation_loss"] = self.loss(network, held_out) if len(held_out) else None
+            self._note(entry)
+            if not len(held_out):
+                self.best_epoch = epoch
+            elif entry["validation_loss"] < best:
+                best, self.best_epoch = entry["validation_loss"], epoch
+                kept = copy.deepcopy(network.state_dict())
+            elif epoch - self.best_epoch >= self.patience:
+                break
+        if kept is not None:
+            network.load_state_dict(kept)
+            self.converged = len(self.history) - self.best_epoch >= self.patience
+        network.eval()
+
+    def _epoch(
+        self, network: Network, optimiser: torch.optim.Optimizer, bags: Int[np.ndarray, " t"]
+    ) -> float:
+        """One pass over the bags in a new order; the mean loss on the way."""
+        network.train()
+        total = 0.0
+        order = self.random.permutation(bags)
+        for start in range(0, len(order), self.batch_size):
+            batch = self.cohort.batch(order[start : start + self.batch_size])
+            loss = self._losses(network, batch).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            total += float(loss.detach()) * len(batch)
+        return total / len(bags)
+
+    @torch.no_grad()
+    def loss(self, network: Network, bags: Int[np.ndarray, " v"]) -> float:
+        """The mean loss of some bags, nothing dropped."""
+        network.eval()
+        found = [self._losses(network, batch) for batch in self.cohort.runs(bags)]
+        return float(torch.cat(found).mean())
+
+    def _losses(self, network: Network, batch: Batch) -> Float[Tensor, " b"]:
+        chosen = torch.from_numpy(batch.bags).to(self.labels.device)
+        return nn.functional.binary_cross_entropy_with_logits(
+            network(batch), self.labels[chosen], self.weights[chosen], reduction="none"
+        )
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        found = [v for v in (entry["train_loss"], entry["validation_loss"]) if v is not None]
+        if not np.isfinite(found).all():
+            raise ValueError(
+                f"training diverged in epoch {entry['epoch']}: the loss is {found[0]}. Lower "
+                f"learning_rate (it is {self.learning_rate:g}), or standardise the features."
+            )
+        self.history.append(entry)
+        if entry["epoch"] % max(1, self.max_epochs // 10) == 0:
+            losses = ", ".join(f"{v:.4f}" for v in found)
+            logger.info("epoch %d of %d: loss %s", entry["epoch"], self.max_epochs, losses)
+
+
+def hold_out(
+    labels: Int[np.ndarray, " B"],
+    groups: Shaped[np.ndarray, " B"] | None,
+    share: float,
+    seed: int,
+) -> Int[np.ndarray, " v"]:
+    """About a `share` of the bags, both classes among them, patients kept together.
+
+    None where a class has too few bags (patients) to spare any; it is said.
+    """
+    units = np.arange(len(labels)) if groups is None else groups
+    fewest = min(len(np.unique(units[labels == y])) for y in (0, 1))
+    n_folds = round(1 / share)
+    fold = np.zeros(0, dtype=np.int64)
+    if fewest >= max(FEWEST, n_folds):
+        fold = calibration.folds(labels, groups, n_folds, seed)
+    parts = [np.flatnonzero(fold == k) for k in range(fold.max(initial=-1) + 1)]
+    parts = [part for part in parts if len(set(labels[part])) == 2]
+    if parts:
+        return min(parts, key=lambda part: abs(len(part) - share * len(labels)))
+    logger.warning(
+        "no bags are held out to stop training early: %d %s of the rarer class are too few for "
+        "that. All of max_epochs is trained; validation=None says the same.",
+        fewest,
+        "bags" if groups is None else "patients",
+    )
+    return np.zeros(0, dtype=np.int64)
+
+
+# ------------------------------------------------------------------ the estimators
+
+
+class DeepMIL(BagClassifier):
+    """A neural model of bags: settings, fit, prediction and saving; subclasses name a network."""
+
+    network_class: type[Network]
+    architecture_: dict[str, Any]  # arguments of the network
+    weights_: dict[str, np.ndarray]
+    feature_mean_: np.ndarray
+    feature_scale_: np.ndarray
+    feature_components_: np.ndarray | None
+    cohort_: dict[str, Any]
+    history_: list[dict[str, Any]]
+    n_epochs_: int
+    best_epoch_: int
+    converged_: bool | None
+
+    def __init__(
+        self,
+        *,
+        hidden_dim=128,
+        dropout=0.0,
+        learning_rate=1e-4,
+        weight_decay=1e-2,
+        max_epochs=50,
+        batch_size=4,
+        validation=None,
+        patience=10,
+        class_weight="balanced",
+        standardize=True,
+        n_components=None,
+        random_state=None,
+        device=None,
+        dtype="float32",
+        verbose=False,
+    ):
+        self.hidden_dim = hidden_dim
+        self.dropout = dropout
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.validation = validation
+        self.patience = patience
+        self.class_weight = class_weight
+        self.standardize = standardize
+        self.n_components = n_components
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.verbose = verbose
+
+    # --- What a subclass says ------------------------------------------------------------------
+
+    def _architecture(self, bags: Bags) -> dict[str, Any]:
+        """Arguments of the network, for the bags to be fitted."""
+        return {"hidden_dim": int(self.hidden_dim), "dropout": float(self.dropout)}
+
+    def _graphs(self, bags: Bags, device: torch.device, training: bool) -> Any:
+        """Neighbour graphs for the batches; None for a network that uses none."""
+        return None
+
+    # --- Fit ----------------------------------------------------------------------------------
+
+    def fit(self, bags, y=None):
+        """Train on labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
+        fresh = copy.copy(self)  # a fit that fails leaves this model as it was
+        with progress_shown(bool(self.verbose)), torch.enable_grad():
+            fresh._fit(check_bags(bags), y)
+        self.__dict__.update(fresh.__dict__)
+        return self
+
+    def _fit(self, bags: Bags, y) -> None:
+        self._check_settings()
+        labels, self.classes_ = training_labels(bags, y)
+        device, dtype = resolve_device(self.device), DTYPES[self.dtype]
+        random = generator(self.random_state)
+        seeds = random.integers(2**31, size=3)
+        self.n_features_in_ = bags.n_features
+        self.cohort_ = cohort_card(bags, labels)
+        self._fit_feature_map(bags)
+        self.architecture_ = {"n_inputs": self._n_inputs(), **self._architecture(bags)}
+        held_out = np.zeros(0, dtype=np.int64)
+        if self.validation is not None:
+            held_out = hold_out(labels, bags.groups, float(self.validation), int(seeds[0]))
+        training = np.setdiff1d(np.arange(len(bags)), held_out)
+
+        network = self._network(int(seeds[1])).to(device, dtype)
+        network.random = torch.Generator(device).manual_seed(int(seeds[2]))
+        inputs = Inputs(bags.features, self._feature_map(), dtype, device, _room(device))
+        cohort = Cohort(inputs, bags.offsets, self._graphs(bags, device, training=True))
+        run = Training(
+            cohort,
+            torch.from_numpy(labels).to(device, dtype),
+            self._bag_weights(labels, training).to(device, dtype),
+            float(self.learning_rate),
+            float(self.weight_decay),
+            int(self.max_epochs),
+            int(self.batch_size),
+            int(self.patience),
+            random,
+        )
+        counts = len(training), len(held_out), bags.n_instances
+        logger.info("fit: %d bags, %d held out, %d instances", *counts)
+        run.run(network, training, held_out)
+        self.history_, self.n_epochs_ = run.history, len(run.history)
+        self.best_epoch_, self.converged_ = run.best_epoch, run.converged
+        self._keep(network)
+
+    def _network(self, seed: int = 0) -> Network:
+        random = torch.Generator().manual_seed(seed)
+        return type(self).network_class(**self.architecture_, random=random)
+
+    def _keep(self, network: Network) -> None:
+        """The trained weights, on the CPU."""
+        self.weights_ = {k: v.detach().cpu().numpy() for k, v in network.state_dict().items()}
+
+    def _bag_weights(self, labels: np.ndarray, training: np.ndarray) -> Float[Tensor, " B"]:
+        if self.class_weight is None:
+            return torch.ones(len(labels), dtype=torch.float64)
+        # n / (2 n_y): both classes weigh the same, a bag weighs one on average
+        weights = len(training) / (2 * np.bincount(labels[training], minlength=2))
+        return torch.from_numpy(weights[labels])
+
+    def _fit_feature_map(self, bags: Bags) -> None:
+        if self.n_components is not None:
+            found = features.pca(bags.features, int(self.n_components))
+        elif self.standardize:
+            found = features.standardizer(bags.features)
+        else:
+            found = features.identity(bags.n_features)
+        self.feature_mean_, self.feature_scale_ = found.mean, found.scale
+        self.feature_components_ = found.components
+
+    def _feature_map(self) -> FeatureMap:
+        return FeatureMap(self.feature_mean_, self.feature_scale_, self.feature_components_)
+
+    def _n_inputs(self) -> int:
+        components = self.feature_components_
+        return len(self.feature_scale_) if components is None else len(components)
+
+    # --- Predict ------------------------------------------------------------------------------
+
+    def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
+        """log P(y_b = 0) of each bag, and zeros: a network computes it without an error."""
+        bags = self._check_predictable(bags)
+        logit = np.empty(len(bags))
+        for network, batch in self._batches(bags):
+            logit[batch.bags] = network(batch).cpu().numpy()
+        # log P(y = 0) = -log(1 + exp(logit))
+        return -np.logaddexp(0, logit), np.zeros(len(bags))
+
+    def _batches(self, bags: Bags) -> Iterator[tuple[Any, Batch]]:
+        """The fitted network, with the bags batch by batch."""
+        device = resolve_device(self.device)
+        weights = {k: torch.from_numpy(v) for k, v in self.weights_.items()}
+        dtype = weights["embed.weight"].dtype
+        network = self._network()
+        network.load_state_dict(weights)
+        network = network.to(device, dtype).eval()
+        inputs = Inputs(bags.features, self._feature_map(), dtype, device)
+        cohort = Cohort(inputs, bags.offsets, self._graphs(bags, device, training=False))
+        with torch.no_grad():
+            for batch in cohort.runs(np.arange(len(bags))):
+                yield network, batch
+
+    def predict_instances(self, bags) -> InstancePredictions:
+        """Refused, with the reason, by a model that has no probability for an instance."""
+        raise ValueError(
+            f"{type(self).__name__} is trained on whole bags and has no probability for an "
+            "instance. Use gpmil.VGPMILPRI for probabilities and marks of instances."
+        )
+
+    # --- Check --------------------------------------------------------------------------------
+
+    def _check_settings(self) -> None:
+        generator(self.random_state)
+        one_of("dtype", self.dtype, tuple(DTYPES))
+        number("learning_rate", self.learning_rate, above=0)
+        number("weight_decay", self.weight_decay, least=0)
+        for name in ("hidden_dim", "max_epochs", "batch_size", "patience"):
+            count(name, getattr(self, name), least=1)
+        number("dropout", self.dropout, least=0)
+        if self.dropout >= 1:
+            raise ValueError(f"dropout must be below 1 (a quarter is 0.25), got {self.dropout!r}.")
+        if self.class_weight is not None:
+            one_of("class_weight", self.class_weight, ("balanced",))
+        if self.validation is not None:
+            number("validation", self.validation, above=0)
+            if self.validation > 0.5:
+                raise ValueError(
+                    "validation must be None or a share of the bags up to 0.5 (a fifth is 0.2), "
+                    f"got {self.validation!r}."
+                )
+        for name in ("standardize", "verbose"):
+            check_flag(name, getattr(self, name))
+        if self.n_components is not None:
+            count("n_components", self.n_components, least=1)
+
+    # --- Save ---------------------------------------------------------------------------------
+
+    _own_numbers: tuple[str, ...] = ()
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the model to a folder (safetensors and JSON); `gpmil.load` reads it."""
+        check_is_fitted(self)
+        arrays = {k: getattr(self, k) for k in ARRAYS if getattr(self, k) is not None}
+        settings = self.get_params(deep=False)
+        del settings["device"]  # chosen anew where it is loaded
+        card = {
+            "class": type(self).__name__,
+            "settings": {k: plain(v) for k, v in settings.items()},
+            "fitted": {k: getattr(self, k) for k in (*NUMBERS, *self._own_numbers)},
+            "versions": package_versions(),
+        }
+        weights = {WEIGHTS + k: v for k, v in self.weights_.items()}
+        persistence.write(path, arrays | weights, card)
+
+    @classmethod
+    def _from_saved(cls, arrays: dict[str, np.ndarray], card: dict[str, Any], kernel=None):
+        if kernel is not None:
+            raise ValueError(f"a {cls.__name__} has no kernel: load it without kernel=.")
+        model = cls(**card["settings"])
+        for name in ARRAYS:
+            optional = name == "feature_components_"
+            setattr(model, name, arrays.get(name) if optional else arrays[name])
+        for name in (*NUMBERS, *cls._own_numbers):
+            setattr(model, name, card["fitted"][name])
+        model.weights_ = {
+            k.removeprefix(WEIGHTS): v for k, v in arrays.items() if k.startswith(WEIGHTS)
+        }
+        model._check_weights()
+        return model
+
+    def _check_weights(self) -> None:
+        """A KeyError where saved weights do not fit the network of the saved settings."""
+        expected = {k: tuple(v.shape) for k, v in self._network().state_dict().items()}
+        found = {k: v.shape for k, v in self.weights_.items()}
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                raise KeyError(WEIGHTS + name)
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Insist on a truth value."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
+def _room(device: torch.device) -> float:
+    """Bytes that the inputs of the network may take."""
+    if device.type == "cpu":
+        return ROOM
+    return 0.5 * torch.cuda.mem_get_info(device)[0]

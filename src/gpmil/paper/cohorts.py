@@ -1,0 +1,148 @@
+"""The data of the experiments: simulated in the numbers of the paper, or the user's own."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+from gpmil import io, simulate
+from gpmil.bags import Bags
+
+PANDA_TEST = 0.2  # share of the slides; the paper takes the split of another publication
+SIMULATED = (
+    "The slides are simulated, not those of the paper: no number here can be expected to equal the "
+    "paper's, and the difference says how the data differ as much as how the models do."
+)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Pairs of training and test slides: one pair for a given split, one a fold without."""
+
+    slug: str
+    name: str
+    source: str  # what the data are, and how they differ from the paper's
+    pairs: Sequence[tuple[Bags, Bags]]
+    test: Bags  # the test slides of all pairs, one after the other
+    images: Path | None = None
+
+    @property
+    def train(self) -> Bags:
+        """The training slides of the first pair."""
+        return self.pairs[0][0]
+
+    def fingerprint(self) -> str:
+        """Changes when the data do."""
+        digest = hashlib.blake2b(digest_size=12)
+        for train, test in self.pairs:
+            for bags in (train, test):
+                for array in (bags.features, bags.offsets, bags.labels, bags.adjacency.indices):
+                    digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+def one_pair(slug: str, name: str, source: str, train: Bags, test: Bags, images=None) -> Cohort:
+    """A cohort with one split."""
+    return Cohort(slug, name, source, [(train, test)], test, images)
+
+
+# --- Simulated ------------------------------------------------------------------------------------
+def sicapv2_like(seed: int = 0, quick: bool = False) -> Cohort:
+    """95 training and 31 test slides, as in SICAPv2; quick: 24 and 12."""
+    if quick:
+        train = simulate.cohort(24, 16, n_features=32, seed=seed, part=0)
+        test = simulate.cohort(12, 8, n_features=32, seed=seed, part=1)
+    else:
+        train, test = simulate.sicapv2_like(seed)
+    words = (
+        f"{SIMULATED} {len(train)} slides to train on ({train.labels.sum()} positive, "
+        f"{train.n_instances:,} patches) and {len(test)} to test on ({test.labels.sum()} positive, "
+        f"{test.n_instances:,} patches); SICAPv2 has 95 (70; 15,132) and 31 (25; 5,246)."
+    )
+    name = "simulated cohort" if quick else "simulated SICAPv2-like cohort"
+    return one_pair("sicapv2-like", name, words, train, test)
+
+
+def panda_like(scale: float, seed: int = 0, quick: bool = False) -> Cohort:
+    """A share of 10,503 slides, 72 % of them positive; a fifth of them to test on."""
+    n_all = max(40, round(10_503 * scale))
+    n_test = round(PANDA_TEST * n_all)
+    pieces = [
+        simulate.cohort(
+            n,
+            round(0.72 * n),
+            n_features=32 if quick else 128,
+            seed=seed,
+            part=2 + part,  # other slides than the SICAPv2-like ones
+            mean_size=105.5,
+        )
+        for part, n in enumerate((n_all - n_test, n_test))
+    ]
+    patches = sum(piece.n_instances for piece in pieces)
+    words = (
+        f"{SIMULATED} {n_all:,} slides of {patches:,} patches, 72 % positive, {n_test:,} of them "
+        "to test on; the paper has 10,503 slides of 1,107,931 patches and takes the split of "
+        "another publication."
+    )
+    return one_pair("panda-like", "simulated PANDA-like cohort", words, *pieces)
+
+
+# --- The user's -----------------------------------------------------------------------------------
+def from_files(path: Path, n_folds: int = 5, images: Path | None = None) -> Cohort:
+    """A readable cohort: with a train and a test part, or cross-validated without."""
+    parts = {name: _labelled(bags, path) for name, bags in io.read(path).items()}
+    slug = "".join(c if c.isalnum() else "-" for c in Path(path).stem.lower())
+    if "train" in parts and "test" in parts:
+        return _given_split(slug, path, parts, images)
+    if len(parts) > 1:
+        raise ValueError(
+            f"{path} has the parts {sorted(parts)}: expected one called 'train' and one called "
+            "'test' in the split column, or no split at all (then it is cross-validated)."
+        )
+    return _folded(slug, path, next(iter(parts.values())), n_folds, images)
+
+
+def _labelled(bags: Bags, path: Path) -> Bags:
+    if (bags.labels < 0).any():
+        known = bags.labels >= 0
+        if not known.any():
+            raise ValueError(f"{path} has no slide labels: the experiments need one for each.")
+        return bags[known]
+    return bags
+
+
+def _given_split(slug: str, path: Path, parts: Mapping[str, Bags], images: Path | None) -> Cohort:
+    train, test = parts["train"], parts["test"]
+    words = (
+        f"Read from {Path(path).name}: {len(train)} slides to train on ({train.labels.sum()} "
+        f"positive, {train.n_instances:,} patches) and {len(test)} to test on "
+        f"({test.labels.sum()} positive, {test.n_instances:,} patches). The paper's numbers are "
+        "those of SICAPv2 with 95 + 31 slides; they are comparable only if these are the same."
+    )
+    return one_pair(slug, Path(path).stem, words, train, test, images)
+
+
+def _folded(slug: str, path: Path, bags: Bags, n_folds: int, images: Path | None) -> Cohort:
+    bags = bags[np.argsort(bags.names.astype(str), kind="stable")]
+    if n_folds < 2 or min(np.bincount(bags.labels, minlength=2)) < n_folds:
+        raise ValueError(
+            f"{n_folds} folds need at least two, and as many slides of each class as folds; {path} "
+            f"has {(bags.labels == 0).sum()} negative and {(bags.labels == 1).sum()} positive. "
+            "Choose --folds accordingly."
+        )
+    folds = StratifiedKFold(n_folds, shuffle=True, random_state=0)
+    if bags.groups is not None:
+        folds = StratifiedGroupKFold(n_folds, shuffle=True, random_state=0)
+    cuts = list(folds.split(np.zeros(len(bags)), bags.labels, bags.groups))
+    words = (
+        f"Read from {Path(path).name}: {len(bags)} slides ({bags.labels.sum()} positive), "
+        f"{bags.n_instances:,} patches, without a split: {n_folds} folds, every slide predicted by "
+        "the model that has not seen it, predictions pooled. The paper's numbers are those of "
+        "SICAPv2's own split (95 + 31 slides) and not comparable one to one."
+    )
+    test = bags[np.concatenate([cut[1] for cut in cuts])]
+    pairs = [(bags[a], bags[b]) for a, b in cuts]
+    return Cohort(slug, Path(path).stem, words, pairs, test, images)

@@ -1,0 +1,34 @@
+"""Table 5: slides, against attention, aggregation and pseudo labels."""
+
+from gpmil.paper import scores
+from gpmil.paper.exhibit import Exhibit
+from gpmil.paper.methods import DEFAULT, key_of
+from gpmil.paper.results import Results
+
+KEYS = (key_of(DEFAULT), "tuned", "attention", "gated", "smooth", "mean", "max", "pseudo")
+
+
+def build(results: Results) -> Exhibit:
+    """Accuracy, precision, recall and F1 of slides for other families of models."""
+    found = scores.frame(results, KEYS, "table5", "slide")
+    best = found[found["metric"] == "accuracy"]
+    bold = list(best.loc[best["mean"] >= best["mean"].max() - 1e-9, "key"])
+    caption = (
+        f"Test slides of the {results.name}, even odds, per cent, mean ± deviation over runs "
+        "(PS-MIL once, as in the paper). Highlighted: the highest accuracy. " + results.source
+    )
+    return Exhibit(
+        "Table 5",
+        "table5_other_models",
+        "Comparison with other MIL methods, at the level of images",
+        [
+            "Smooth-Att-MIL carries the coupling into attention, which the paper names as future "
+            "work: attention scores are smoothed by (I + αC)⁻¹ inside every slide, α learned. "
+            "Max-Agg, not in the paper, is the simplest model that scores patches too."
+        ],
+        found,
+        [scores.table(found, caption, bold)],
+        scores.picture(found, f"Slides of the {results.name}"),
+        "Accuracy, precision, recall and F1 of slides for other families, with the paper's values",
+        "The table as a picture. Circles: here, with the deviation over runs; diamonds: the paper.",
+    )
