@@ -1,6 +1,8 @@
 # Two commands for a newcomer, on a machine with Python 3.11 and nothing else:
 #   make demo    install, simulate a cohort, fit, predict, write demo/
 #   make test    install the development tools, run every test
+# and, for readers of the paper,
+#   make paper   every table and figure of its experiments, written to paper/
 #
 # The environment is .venv. It is made once and brought up to date when pyproject.toml or
 # constraints.txt change (stamp files); a second run starts at once. The package is installed
@@ -20,11 +22,12 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 WORKERS := 2
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help demo test lint format docs bench clean
+.PHONY: help demo paper test lint format docs bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    simulate a cohort, fit, predict held-out slides, write demo/"
+	@echo "make paper   every table and figure of the paper, in paper/ (ARGS=--quick: two minutes)"
 	@echo "make test    every test and every documented example (ARGS='-k graphs' selects)"
 	@echo "make lint    ruff, format check, mypy"
 	@echo "make format  let ruff rewrite what it can"
@@ -34,6 +37,9 @@ help:
 
 demo: .venv/.stamp-run
 	$(BIN)/gpmil demo $(ARGS)
+
+paper: .venv/.stamp-run
+	$(ONE_THREAD) $(BIN)/gpmil paper $(ARGS)
 
 test: .venv/.stamp-dev
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
@@ -55,7 +61,7 @@ bench: .venv/.stamp-dev
 		echo "$$script"; $(BIN)/python "$$script" $(ARGS); done
 
 clean:
-	rm -rf build dist site demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site demo paper paper-parts .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment that is already there is used, not made anew.

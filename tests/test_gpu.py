@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import relative_error
+from sklearn.base import clone
 from synthetic import pri
 
 import gpmil
@@ -54,3 +55,34 @@ def test_a_large_bag_on_the_gpu():
     assert relative_error(b.std, a.std) < 1e-6
     value, error = cpu.log_proba_negative(bags)
     assert np.all(np.abs(gpu.log_proba_negative(bags)[0] - value) <= np.maximum(0.01, 2 * error))
+
+
+@pytest.mark.parametrize("expected_max", ["product", "largest"])
+def test_vgpmil_agrees(expected_max):
+    bags = gpmil.simulate.cohort(n_bags=16, n_features=16, seed=3)
+    settings = {"expected_max": expected_max, "n_inducing": 40, "random_state": 1, "max_iter": 60}
+    cpu, gpu = (gpmil.VGPMIL(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
+    assert relative_error(gpu.elbo_trace_, cpu.elbo_trace_) < 1e-8
+    a, b = cpu.predict_instances(bags), gpu.predict_instances(bags)
+    assert relative_error(b.probability, a.probability) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        gpmil.AttentionMIL(),
+        gpmil.AttentionMIL(gated=True, smooth=0.7),
+        gpmil.AttentionMIL(smooth="learn", smoothing="approximate"),
+        gpmil.MeanPoolMIL(),
+        gpmil.MaxPoolMIL(),
+    ],
+    ids=repr,
+)
+def test_networks_agree(model):
+    bags = gpmil.simulate.cohort(n_bags=16, n_features=16, seed=3)
+    model.set_params(max_epochs=5, dtype="float64", random_state=1)
+    if "dropout" in model.get_params():
+        model.set_params(dropout=0.0)  # the random streams of the two differ
+    cpu, gpu = (clone(model).set_params(device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert relative_error(gpu.decision_function(bags), cpu.decision_function(bags)) < 1e-6

@@ -34,6 +34,7 @@ class Table:
     caption: str = ""
     text: Sequence[str] = ()  # names of columns, aligned left
     strong: Sequence[int] = ()  # numbers of rows
+    sentences: Sequence[str] = ()  # names of columns whose cells may run over several lines
 
 
 @dataclass(frozen=True)

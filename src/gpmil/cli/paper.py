@@ -139,8 +139,15 @@ def _progress(
         return f"{count['done']}/{count['all']} {part.title}" + (" (from before)" if old else "")
 
     if not console.is_terminal:
-        console.print(f"{len(plans)} parts to compute; finished ones are kept.")
-        yield lambda part, old: console.print(f"{note(part, old)}, {left()}", soft_wrap=True)
+        console.print(f"{len(plans)} parts; finished ones are kept and not computed again.")
+
+        def line(part: study.Part, old: bool) -> None:
+            words = note(part, old)
+            if not old:
+                console.print(f"{words}, {left()}", soft_wrap=True)
+
+        yield line
+        console.print(f"{count['kept']} of {count['all']} parts were there from before.")
         return
     columns = (BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as bar:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gpmil import plots
@@ -27,7 +28,9 @@ def build(results: Results) -> Exhibit:
         f"(bootstrap, {N_BOOTSTRAP} resamples a run, ends averaged over runs). {results.source}"
     )
     names = [f"slides: {name}" for name in SLIDE.values()]
-    names += [f"patches: {name}" for name in PATCH.values()] if results.knows_patches else []
+    names += [f"patches: {name}" for name in PATCH.values()]
+    known = found.groupby("metric")["mean"].count()
+    names = [name for name in names if known.get(name, 0)]  # what these data can tell
     rows = [
         [label, *(_cell(own, name) for name in names)]
         for label, own in found.groupby("method", sort=False)
@@ -83,6 +86,8 @@ def _cell(own: pd.DataFrame, name: str) -> str:
     if not len(row):
         return "–"
     mean, low, high = row[["mean", "low", "high"]].iloc[0]
+    if np.isnan(mean):  # no slide with known patches of both classes
+        return "–"
     return f"{mean:.3f} ({low:.2f} to {high:.2f})"
 
 
@@ -118,8 +123,17 @@ def picture(found: pd.DataFrame, names: Sequence[str]) -> Figure:
         ax.plot(own["mean"], y, "o", ms=5, color=plots.POSITIVE)
         plots.style(ax, name.replace(": ", ":\n"))
         if "log loss" in name:
-            ax.set_xscale("log")  # one model that is sure and wrong would hide the others
+            _logarithmic(ax)  # one model that is sure and wrong would hide the others
         ax.set(yticks=range(len(labels)), yticklabels=labels, ylim=(-0.6, len(labels) - 0.4))
         ax.grid(axis="y", color=plots.GRID, linewidth=0.8)
         ax.set_axisbelow(True)
     return figure
+
+
+def _logarithmic(ax: Axes) -> None:
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    ax.minorticks_off()
+    shown = [tick for tick in (0.01, 0.1, 1, 10) if low <= tick <= high]
+    ax.set_xticks(shown, [f"{tick:g}" for tick in shown])
+    ax.set_xlim(low, high)

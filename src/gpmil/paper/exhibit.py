@@ -75,7 +75,7 @@ def _markdown_table(table: Table) -> str:
     def row(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    rule = [":--" if name in table.text else "--:" for name in table.columns]
+    rule = [":--" if name in (*table.text, *table.sentences) else "--:" for name in table.columns]
     rows = [
         [f"**{cell}**" if k in table.strong and cell else cell for cell in cells]
         for k, cells in enumerate(table.rows)

@@ -51,7 +51,15 @@ def build(results: Results, panda: Results | None = None) -> Exhibit:
         "What the paper concludes, checked here",
         [lead, results.source],
         pd.DataFrame(rows, columns=columns),
-        [Table(columns, rows, text=columns, strong=[k for k, f in enumerate(found) if f.holds])],
+        [
+            Table(
+                columns,
+                rows,
+                text=[columns[1]],
+                strong=[k for k, f in enumerate(found) if f.holds],
+                sentences=[columns[0], columns[2]],
+            )
+        ],
     )
 
 

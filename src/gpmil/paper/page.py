@@ -74,7 +74,8 @@ def settings(results: Results, panda: Results | None) -> Section:
         "slide likeliest under the fit without it (VGPMIL-PR-I, direct maximisation of the bound).",
     ]
     columns = ["cohort", "method", "runs", "first run: learned or chosen"]
-    return Section("Settings", words, [Table(columns, rows, text=[*columns[:2], columns[3]])])
+    table = Table(columns, rows, text=columns[:2], sentences=columns[3:])
+    return Section("Settings", words, [table])
 
 
 def _settings_row(results: Results, key: str) -> list[str]:
