@@ -554,28 +554,28 @@ def test_sicapv2_columns_and_folders(folder, tmp_path):
 
 
 def test_read_by_what_is_there(cohort, df, folder, tmp_path):
-    assert set(io.read(folder())) == {"train", "val", "test"}
+    assert set(io.read_splits(folder())) == {"train", "val", "test"}
     one = tmp_path / "one"
     one.mkdir()
     path = packed(one, arrays(cohort))
     (one / "README.txt").write_text("notes", encoding="utf-8")
-    same_bags(io.read(one, step=256)["all"], cohort)
-    same_bags(io.read(str(path))["all"], cohort)
+    same_bags(io.read_splits(one, step=256)["all"], cohort)
+    same_bags(io.read_splits(str(path))["all"], cohort)
     other = tmp_path / "other"
     other.mkdir()
-    same_bags(io.read(written(df, other), step=256)["all"], cohort)
-    same_bags(io.read(other, step=256)["all"], cohort)
+    same_bags(io.read_splits(written(df, other), step=256)["all"], cohort)
+    same_bags(io.read_splits(other, step=256)["all"], cohort)
 
 
 def test_read_what_nobody_understands(cohort, df, tmp_path):
-    refused(lambda: io.read(tmp_path / "none"), "nothing at", ".npz", "Train.csv")
-    refused(lambda: io.read(tmp_path), "found none", ".csv.gz")
+    refused(lambda: io.read_splits(tmp_path / "none"), "nothing at", ".npz", "Train.csv")
+    refused(lambda: io.read_splits(tmp_path), "found none", ".csv.gz")
     path = packed(tmp_path, arrays(cohort))
-    refused(lambda: io.read(path, slide="s"), "takes no option 'slide'", "'step'")
+    refused(lambda: io.read_splits(path, slide="s"), "takes no option 'slide'", "'step'")
     written(df, tmp_path)
-    refused(lambda: io.read(tmp_path), "cohort.csv, cohort.npz", "Name the file")
+    refused(lambda: io.read_splits(tmp_path), "cohort.csv, cohort.npz", "Name the file")
     (tmp_path / "a.h5").write_bytes(b"")
-    refused(lambda: io.read(tmp_path / "a.h5"), "no file that can be read", ".parquet")
+    refused(lambda: io.read_splits(tmp_path / "a.h5"), "no file that can be read", ".parquet")
 
 
 # ------------------------------------------------------------------ the real files
@@ -585,7 +585,7 @@ def test_read_what_nobody_understands(cohort, df, tmp_path):
 def test_real_sicapv2(data_dir, tmp_path):
     """The .npz as it is, and as the tables it was made of."""
     path = data_dir / "sicapv2_split3"
-    found = io.read(path)["all"]
+    found = io.read_splits(path)["all"]
     assert (len(found), found.n_instances, found.n_features) == (30, 2713, 128)
     assert found.labels.sum() == 21 and (found.step == 1024).all()
     assert found.adjacency.nnz // 2 == 4085
@@ -616,6 +616,6 @@ def test_real_sicapv2(data_dir, tmp_path):
     ],
 )
 def test_real_npz(name, shape, edges, data_dir):
-    found = io.read(data_dir / name)["all"]
+    found = io.read_splits(data_dir / name)["all"]
     assert (len(found), found.n_instances, found.n_features) == shape
     assert found.adjacency.nnz // 2 == edges

@@ -44,9 +44,12 @@ LAYERS = [
     "io",
     "distributed",
     "plots",
+    "slides",
     "heatmaps",
     "qupath",
     "report",
+    "runs",
+    "run_report",
     "viewer",
     "paper",
     "cli",
@@ -65,6 +68,7 @@ PUBLIC = [
     "__version__",
     "load",
     "paper_settings",
+    "read",
     "simulate",
 ]
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpmil import simulate
     from gpmil.bags import Bags
+    from gpmil.io import read
     from gpmil.models import (
         VGPMIL,
         VGPMILPR,
@@ -32,12 +33,13 @@ __all__ = [
     "__version__",
     "load",
     "paper_settings",
+    "read",
     "simulate",
 ]
 
 # Names are imported when first used: `gpmil --version` need not wait for torch.
-_HOME = {"Bags": "gpmil.bags"}
-_HOME |= dict.fromkeys(set(__all__) - {"Bags", "__version__", "simulate"}, "gpmil.models")
+_HOME = {"Bags": "gpmil.bags", "read": "gpmil.io"}
+_HOME |= dict.fromkeys(set(__all__) - {*_HOME, "__version__", "simulate"}, "gpmil.models")
 
 
 def __getattr__(name: str) -> Any:

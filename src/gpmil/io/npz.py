@@ -34,6 +34,16 @@ def read(path: str | os.PathLike, step: Any = None, graph: str | None = "grid4")
     A `step` that is not given is inferred from the positions, and that is said. Bags without an
     instance are left out, and that is said too.
     """
+    bags, split = whole(path, step, graph)
+    if split is None:
+        return {"all": bags}
+    return {value: bags[split == value] for value in dict.fromkeys(split.tolist())}
+
+
+def whole(
+    path: str | os.PathLike, step: Any = None, graph: str | None = "grid4"
+) -> tuple[Bags, np.ndarray | None]:
+    """All bags of an .npz as one cohort, and the split of each if the file says it."""
     path = Path(path)
     arrays = _load(path)
     _check_lengths(arrays, path)
@@ -65,9 +75,8 @@ def read(path: str | os.PathLike, step: Any = None, graph: str | None = "grid4")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     if "split" not in arrays:
-        return {"all": bags}
-    split = np.array([str(value) for value in arrays["split"][kept]])
-    return {value: bags[split == value] for value in dict.fromkeys(split.tolist())}
+        return bags, None
+    return bags, np.array([str(value) for value in arrays["split"][kept]])
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

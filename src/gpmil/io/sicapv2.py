@@ -42,7 +42,18 @@ def read(folder: str | os.PathLike) -> dict[str, Bags]:
     A slide is positive if it has a Gleason grade; groups are patients. Where Val.csv holds the
     slides of Test.csv, as in the published folds, "val" is left out: nothing may be tuned on it.
     """
-    folder = Path(folder)
+    patches, slides = _tables(Path(folder))
+    return {split: _cohort(table, slides) for split, table in patches.items()}
+
+
+def whole(folder: str | os.PathLike) -> Bags:
+    """The slides of all splits as one cohort."""
+    patches, slides = _tables(Path(folder))
+    return _cohort(pd.concat(patches.values(), ignore_index=True), slides)
+
+
+def _tables(folder: Path) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
+    """Patches by split, and the slides of all."""
     there = {split: folder / name for split, name in FILES.items() if (folder / name).is_file()}
     if not there:
         raise ValueError(
@@ -51,7 +62,7 @@ def read(folder: str | os.PathLike) -> dict[str, Bags]:
     patches = _without_repeated_slides({k: _patches(path) for k, path in there.items()}, folder)
     slides = _slides(folder, patches)
     _mention_shared_patients(patches, slides, folder)
-    return {split: _cohort(table, slides) for split, table in patches.items()}
+    return patches, slides
 
 
 # ------------------------------------------------------------------ patches

@@ -25,7 +25,7 @@ from gpmil.bags import Bags
 
 logger = logging.getLogger("gpmil")
 
-ENDINGS = (".csv", ".csv.gz", ".parquet")
+ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 # Names that a column may have, likeliest first; capitals do not matter.
 GUESSES = {
@@ -61,7 +61,7 @@ def read(
 
     Parameters
     ----------
-    path : csv, csv.gz or parquet (which needs pyarrow)
+    path : csv, tsv (gzipped or not) or parquet (which needs pyarrow)
     slide, label, patient, instance_label : column names
         None: guessed by name. False: there is none (of all but `slide`). Label, patient and
         split must be constant in a slide. A missing label is an unlabelled slide, a missing
@@ -74,7 +74,7 @@ def read(
     split : column name, or None
         The default may be absent.
     step, graph, positive
-        As in `Bags.from_frame`.
+        As in `Bags.from_frame`; of more than two classes all but the positive one are negative.
     """
     path = Path(path)
     header = _header(path)
@@ -101,6 +101,8 @@ def read(
     columns = _feature_columns(df, features, used, path)
     _mention(path, names | {"split": parts}, axes, columns, set(df) - {*used, *columns})
     numbers(df, [*axes, *columns], path)
+    if positive is not None and names["label"] is not None:
+        df = df.assign(**{names["label"]: _positive_or_not(df[names["label"]], positive)})
     try:
         bags = Bags.from_frame(
             df,
@@ -122,24 +124,34 @@ def read(
     return {str(value): bags[of == value] for value in dict.fromkeys(of.tolist())}
 
 
+def _positive_or_not(labels: pd.Series, positive: Any) -> pd.Series:
+    """More than two classes become two, the positive one and the rest."""
+    classes = labels.dropna().unique()
+    if len(classes) <= 2 or positive not in classes:
+        return labels
+    logger.warning("labels: %s; all but %r are negative", listed(classes), positive)
+    return labels.astype(object).where(labels.isna() | (labels == positive), f"not {positive}")
+
+
 # ------------------------------------------------------------------ columns
 
 
 def _column(what: str, given: Given, header: list[str], path: Path) -> str | None:
     if isinstance(given, str):
-        return _require([given], header, path, what)[0]
+        return require([given], header, path, what)[0]
     if given is not None and given is not False:
         raise ValueError(f"{what} must be the name of a column, None or False, got {given!r}.")
-    return None if given is False else _like(GUESSES[what], header)
+    return None if given is False else like(GUESSES[what], header)
 
 
-def _like(guesses: Sequence[str], header: list[str]) -> str | None:
+def like(guesses: Sequence[str], header: list[str]) -> str | None:
     """The first column with one of the names, capitals apart."""
     folded = {column.casefold(): column for column in reversed(header)}
     return next((folded[g] for g in guesses if g in folded), None)
 
 
-def _require(columns: Sequence[str], header: list[str], path: Path, what: str) -> list[str]:
+def require(columns: Sequence[str], header: list[str], path: Path | str, what: str) -> list[str]:
+    """The columns, if the header has them; else a ValueError says which it has."""
     missing = [c for c in columns if c not in header]
     if missing:
         raise ValueError(
@@ -154,9 +166,9 @@ def _axes(coords: str | Sequence[str] | None, header: list[str], path: Path) -> 
         return []
     axes = [coords] if isinstance(coords, str) else list(coords)
     if axes != ["x", "y"]:
-        return _require(axes, header, path, "coords")
+        return require(axes, header, path, "coords")
     for pair in POSITIONS:
-        found = [_like([axis], header) for axis in pair]
+        found = [like([axis], header) for axis in pair]
         there = [axis for axis in found if axis is not None]
         if len(there) == 1:
             raise ValueError(
@@ -170,8 +182,8 @@ def _axes(coords: str | Sequence[str] | None, header: list[str], path: Path) -> 
 
 def _split_column(split: str | None, header: list[str], path: Path) -> str | None:
     if split == "split":
-        return _like([split], header)
-    return None if split is None else _require([split], header, path, "split")[0]
+        return like([split], header)
+    return None if split is None else require([split], header, path, "split")[0]
 
 
 def _feature_columns(
@@ -184,7 +196,7 @@ def _feature_columns(
     elif isinstance(features, str):
         columns = [c for c in free if c.startswith(features)]
     else:
-        columns = _require(features, list(df.columns), path, "features")
+        columns = require(features, list(df.columns), path, "features")
     if not columns:
         what = "columns of numbers" if features is None else f"columns {features!r}..."
         raise ValueError(
@@ -228,10 +240,7 @@ def _mention(
 
 def _header(path: Path) -> list[str]:
     """Names of the columns, each of them once."""
-    if not path.is_file():
-        raise ValueError(f"{path} is no file: expected a table {', '.join(ENDINGS)}.")
-    if not is_table(path):
-        raise ValueError(f"{path}: expected a table, one of {', '.join(ENDINGS)}.")
+    _require_file(path)
     if path.suffix == ".parquet":
         return _parquet(path, header_only=True).columns.tolist()
     first = _csv(path, header=None, nrows=1, dtype=str, keep_default_na=False)
@@ -242,27 +251,41 @@ def _header(path: Path) -> list[str]:
     return [str(name) for name in names]
 
 
-def read_frame(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
-    """The table; the columns in `text` as they are written, so that slide 007 stays 007."""
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path} is no file: expected a table {', '.join(ENDINGS)}.")
+    if not is_table(path):
+        raise ValueError(f"{path}: expected a table, one of {', '.join(ENDINGS)}.")
+
+
+def read_frame(
+    path: Path, text: Sequence[str] = (), rows: str = "patch", dtype: type | None = None
+) -> pd.DataFrame:
+    """The table; the columns in `text` as they are written, so that slide 007 stays 007.
+
+    `dtype` str: all columns as they are written.
+    """
+    _require_file(path)
     if path.suffix == ".parquet":
         df = _parquet(path)
         own = {c: df[c].astype("str").where(df[c].notna()) for c in text if c in df}
         df = df.assign(**own)
     else:
-        df = _csv(path, dtype=dict.fromkeys(text, str), low_memory=False)
+        df = _csv(path, dtype=dtype or dict.fromkeys(text, str), low_memory=False)
     df.columns = [str(c) for c in df.columns]
     if not len(df):
-        raise ValueError(f"{path}: expected one row a patch, found no rows.")
+        raise ValueError(f"{path}: expected one row a {rows}, found no rows.")
     return df
 
 
 def _csv(path: Path, **options: Any) -> pd.DataFrame:
+    separator = "\t" if ".tsv" in path.suffixes else ","
     try:
-        return pd.read_csv(path, **options)
+        return pd.read_csv(path, sep=separator, **options)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{path} cannot be read as a table of comma-separated values: {error}"
-        ) from (error)
+            f"{path} cannot be read as a table of separated values: {error}"
+        ) from error
     except (gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"{path} is no whole gzip file: {error}. Copy it again.") from error
 
@@ -270,8 +293,8 @@ def _csv(path: Path, **options: Any) -> pd.DataFrame:
 def _parquet(path: Path, header_only: bool = False) -> pd.DataFrame:
     if find_spec("pyarrow") is None:
         raise ValueError(
-            f"{path}: reading parquet needs pyarrow, which is not installed: pip install pyarrow, "
-            "or save the table as csv."
+            f"{path}: reading parquet needs pyarrow, which is not installed: pip install "
+            "'gpmil[parquet]', or save the table as csv."
         )
     pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     try:

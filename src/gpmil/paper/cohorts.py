@@ -93,7 +93,7 @@ def panda_like(scale: float, seed: int = 0, quick: bool = False) -> Cohort:
 # --- The user's -----------------------------------------------------------------------------------
 def from_files(path: Path, n_folds: int = 5, images: Path | None = None) -> Cohort:
     """A readable cohort: with a train and a test part, or cross-validated without."""
-    parts = {name: _labelled(bags, path) for name, bags in io.read(path).items()}
+    parts = {name: _labelled(bags, path) for name, bags in io.read_splits(path).items()}
     slug = "".join(c if c.isalnum() else "-" for c in Path(path).stem.lower())
     if "train" in parts and "test" in parts:
         return _given_split(slug, path, parts, images)

@@ -1,0 +1,148 @@
+"""Tables and .npz, which hold a whole cohort, as one `Bags` with a report."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpmil.bags import Bags
+from gpmil.io import npz, sicapv2, tables
+from gpmil.io.labels import Joined, join
+from gpmil.io.report import NO_POSITIONS, ReadReport, graph_facts
+from gpmil.io.steps import describe
+
+FORMATS = ("table", "npz", "sicapv2")
+ONE = "The parts of the split are read as one; gpmil.io.read_splits keeps them apart."
+UNDERSTOOD = """\
+  a folder with Train.csv and Test.csv (and Val.csv, wsi_labels.csv): the SICAPv2 feature tables
+  a file .npz: arrays X, bag, y_bag, bag_id (and y_inst, x, y, split, group)
+  a file .csv, .tsv, .csv.gz or .parquet: one row a patch: slide, label, features (and x, y, split)
+  a folder that holds exactly one such file"""
+
+
+def reader(path: Path) -> tuple[Callable[..., dict[str, Bags]], Path] | None:
+    """Who reads the splits of what is at the path, and the file or folder to be read."""
+    if path.is_file():
+        if path.suffix == ".npz":
+            return npz.read, path
+        return (tables.read, path) if tables.is_table(path) else None
+    if all((path / name).is_file() for name in ("Train.csv", "Test.csv")):
+        return sicapv2.read, path
+    files = sorted(f for f in path.iterdir() if f.suffix == ".npz" or tables.is_table(f))
+    if len(files) == 1:
+        return reader(files[0])
+    if files:
+        raise ValueError(
+            f"{path}: expected Train.csv and Test.csv, or exactly one table or .npz; found "
+            f"{', '.join(f.name for f in files[:5])}{', ...' if len(files) > 5 else ''}. Name the "
+            f"file itself. Understood are\n{UNDERSTOOD}"
+        )
+    return None
+
+
+def read(
+    path: Path,
+    labels: Any,
+    slide: str | None,
+    label: str | None,
+    positive: Any,
+    patient: str | None,
+    step: Any,
+    graph: str | None,
+    format: str | None = None,
+) -> tuple[Bags, ReadReport]:
+    """A table, an .npz or the SICAPv2 tables as one cohort, splits together."""
+    found = reader(path)
+    if found is None:
+        raise ValueError(f"{path} is no file that can be read. Understood are\n{UNDERSTOOD}")
+    which, path = found
+    kind = {tables.read: "table", npz.read: "npz"}.get(which, "sicapv2")
+    if format not in (None, kind):
+        raise ValueError(f"{path}: expected format {format!r}, found {kind!r}.")
+    notes: list[str] = []
+    own = labels is None
+    if which is tables.read:
+        columns = {"label": label, "patient": patient} if own else _NO_LABELS
+        bags = tables.read(
+            path,
+            slide=slide if own else None,
+            split=None,
+            step=step,
+            graph=graph,
+            positive=positive if own else None,
+            **columns,
+        )["all"]
+    else:
+        options = {"slide": slide, "label": label, "patient": patient, "positive": positive}
+        _refuse(options if own else {}, path)
+        if which is npz.read:
+            bags, split = npz.whole(path, step=step, graph=graph)
+            if split is not None:
+                notes.append(ONE)
+        else:
+            _refuse({"step": step}, path)
+            bags = sicapv2.whole(path)
+            notes.append(ONE)
+    joined = None if own else join(bags.names.tolist(), labels, slide, label, patient, positive)
+    if joined is not None:
+        bags = relabelled(bags, joined)
+        notes += joined.notes
+    return bags, _report(bags, kind, joined, notes, given=step is not None)
+
+
+_NO_LABELS: dict[str, Any] = {"label": False, "patient": False}
+
+
+def _refuse(options: dict[str, Any], path: Path) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ValueError(f"{path} has no choice of {given[0]}: leave {given[0]}= out.")
+
+
+def relabelled(bags: Bags, joined: Joined) -> Bags:
+    """The same bags with the labels and patients of a table."""
+    return Bags(
+        bags.features,
+        bags.offsets,
+        labels=joined.labels,
+        positive=joined.positive,
+        names=bags.names,
+        groups=bags.groups if joined.groups is None else joined.groups,
+        coords=bags.coords,
+        instance_labels=bags.instance_labels,
+        adjacency=bags.adjacency,
+        step=bags.step,
+        graph=bags.graph,
+        metadata=bags.metadata,
+    )
+
+
+def _report(
+    bags: Bags, kind: str, joined: Joined | None, notes: list[str], given: bool
+) -> ReadReport:
+    unlabelled = tuple(bags.names[bags.labels < 0].tolist())
+    steps = "none" if bags.step is None else describe(bags.step)
+    where = "given" if given else "from the format" if kind == "sicapv2" else "from the positions"
+    return ReadReport(
+        format=kind,
+        n_files=1,
+        n_slides=len(bags),
+        n_patches=bags.n_instances,
+        n_features=bags.n_features,
+        dtype=str(bags.features.dtype),
+        encoder=None,
+        step=steps if bags.step is None else f"{steps}, {where}",
+        units=NO_POSITIONS if bags.coords is None else "as in the file",
+        matched=len(bags) - len(unlabelled),
+        labels_without_slide=() if joined is None else joined.labels_without_slide,
+        slides_without_label=unlabelled,
+        duplicates=() if joined is None else joined.duplicates,
+        skipped=(),
+        notes=tuple(notes),
+        **graph_facts(bags),
+    )
+
+
+def options_of(which: Callable[..., Any]) -> list[str]:
+    """Names of the options that a reader of splits takes."""
+    return list(inspect.signature(which).parameters)[1:]

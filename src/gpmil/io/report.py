@@ -1,0 +1,110 @@
+"""What was read, for people: numbers, guesses and whatever looks alarming."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpmil.bag_checks import count, listed
+from gpmil.bag_positions import MANY_INSTANCES
+from gpmil.bags import Bags
+
+MANY_ISOLATED = 0.5
+"""A larger share of patches without a neighbour is worth a warning."""
+
+
+@dataclass(frozen=True)
+class ReadReport:
+    """What `gpmil.io.read_with_report` found, guessed and left out.
+
+    `step` says the step and where it came from, `notes` every guess in one sentence,
+    `edges_per_patch` counts an edge once, `without_edges` names slides of many patches and no
+    edge, `skipped` holds (name, reason), `cache` is the folder with the features.
+    """
+
+    format: str
+    n_files: int
+    n_slides: int
+    n_patches: int
+    n_features: int
+    dtype: str
+    encoder: str | None
+    step: str
+    units: str
+    edges_per_patch: float
+    isolated: int
+    without_edges: tuple[str, ...]
+    matched: int
+    labels_without_slide: tuple[str, ...]
+    slides_without_label: tuple[str, ...]
+    duplicates: tuple[str, ...]
+    skipped: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    cache: str | None = None
+
+    def lines(self) -> list[str]:
+        """The report, one fact a line."""
+        return [
+            f"format: {self.format}, {count(self.n_files, 'file')}",
+            f"{count(self.n_slides, 'slide')}, {self.n_patches:,} patches x "
+            f"{count(self.n_features, 'feature')}, {self.dtype}",
+            f"encoder: {self.encoder or 'not said in the files'}",
+            f"positions: {self.units}; step: {self.step}",
+            f"graph: {self.edges_per_patch:.3g} edges a patch, "
+            f"{self.isolated:,} patches without a neighbour",
+            f"labels: {count(self.matched, 'slide')} with a label, "
+            f"{len(self.slides_without_label):,} without, "
+            f"{count(len(self.labels_without_slide), 'label')} without a slide",
+            *([f"features are kept in {self.cache}"] if self.cache else []),
+            *(f"left out: {name}: {reason}" for name, reason in self.skipped),
+            *(f"note: {note}" for note in self.notes),
+        ]
+
+    def warnings(self) -> list[str]:
+        """What is alarming; empty where nothing is."""
+        return [
+            *self._about_the_graph(),
+            *(f"{count(len(names), noun)} {what}: {listed(names)}." for names, noun, what in (
+                (self.slides_without_label if self.matched else (), "slide", "without a label"),
+                (self.labels_without_slide, "label", "without a slide"),
+                (self.duplicates, "slide", "listed more than once in the labels"),
+                ([name for name, _ in self.skipped], "slide", "left out"),
+            ) if len(names)),
+        ]  # fmt: skip
+
+    def _about_the_graph(self) -> Iterable[str]:
+        if self.units == NO_POSITIONS:
+            yield "No positions: no patch has a neighbour, and the model runs uncoupled."
+            return
+        if self.edges_per_patch == 0 and self.n_patches > self.n_slides:
+            yield (
+                f"THE GRAPH IS EMPTY: not one of {self.n_patches:,} patches has a neighbour. The "
+                f"step is {self.step}; probably in other units than the positions. Give step=."
+            )
+        elif self.without_edges:
+            yield (
+                f"{count(len(self.without_edges), 'slide')} with at least {MANY_INSTANCES} patches "
+                f"and not one edge: {listed(self.without_edges)}. Check the step: {self.step}."
+            )
+        elif self.isolated > MANY_ISOLATED * self.n_patches:
+            yield (
+                f"{self.isolated:,} of {self.n_patches:,} patches have no neighbour. "
+                f"Check the step: {self.step}."
+            )
+
+
+NO_POSITIONS = "none"
+"""`units` of a cohort without positions."""
+
+
+def graph_facts(bags: Bags) -> dict[str, Any]:
+    """The fields of a report that the graph of a cohort tells."""
+    degree = np.diff(bags.adjacency.indptr)
+    edges = np.diff(bags.adjacency.indptr[bags.offsets])
+    lonely = (edges == 0) & (bags.sizes >= MANY_INSTANCES)
+    return {
+        "edges_per_patch": bags.adjacency.nnz / 2 / max(1, bags.n_instances),
+        "isolated": int((degree == 0).sum()),
+        "without_edges": tuple(bags.names[lonely].tolist()),
+    }

@@ -1,0 +1,62 @@
+"""slideflow: ``<slide>.pt`` with ``<slide>.index.npz``, the centres of the tiles.
+
+``bags_config.json`` beside them says tile_px, tile_um and the extractor, but not how many
+level-0 pixels a tile covers, so that the step is inferred.
+"""
+
+import json
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpmil.io.slides import PIXELS, BadSlide, Slide, Told, positions
+from gpmil.io.torch_files import tensor_slide
+
+CONFIG = "bags_config.json"
+INDEX = ".index.npz"
+
+
+@contextmanager
+def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
+    """One slide; `beside` is its index."""
+    config = _config(path.parent / CONFIG)
+    size = {name: config[name] for name in ("tile_px", "tile_um") if name in config}
+    words = ", ".join(f"{name} {value}" for name, value in size.items())
+    told = Told(
+        PIXELS,
+        anchor="centre",
+        encoder=_encoder(config),
+        note=f"{CONFIG} says {words}, which is no number of level-0 pixels." if words else "",
+    )
+    slide = tensor_slide(path, told=told)
+    if beside is not None and slide.shape[0]:
+        slide = replace(slide, coords=positions(_index(beside), slide.shape[0]))
+    yield slide
+
+
+def _index(path: Path) -> np.ndarray:
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return found["arr_0"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise BadSlide(f"its index {path.name} cannot be read ({error})") from error
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _encoder(config: dict[str, Any]) -> str | None:
+    """The extractor, given by name or as {"class": name}."""
+    found = config.get("extractor")
+    name = found.get("class") if isinstance(found, dict) else found
+    return str(name) if name else None

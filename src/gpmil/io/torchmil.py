@@ -1,0 +1,72 @@
+"""torchmil: folders ``features``, ``labels``, ``inst_labels``, ``coords`` of .npy or .h5 files.
+
+One file a bag in each of them, all but the first optional. A folder of .npy files alone is read
+as features.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpmil.bag_checks import encode_instance_labels, listed
+from gpmil.io import h5
+from gpmil.io.slides import BadSlide, Slide, Told, patch_shape, positions
+
+FOLDERS = ("coords", "labels", "inst_labels")
+
+
+@contextmanager
+def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
+    """One bag: its file in ``features``, and those of the same name in the other folders."""
+    with ExitStack() as stack:
+        features = _array(path, stack)
+        shape = patch_shape(features.shape, "features")
+        parts = {name: path.parent.parent / name / path.name for name in FOLDERS}
+        if path.parent.name != "features":
+            parts = {}
+        found = {k: np.asarray(_array(p, stack)[()]) for k, p in parts.items() if p.is_file()}
+        folded = len(features.shape) == 3
+        yield Slide(
+            shape=shape,
+            dtype=features.dtype,
+            rows=lambda a, b: features[0, a:b] if folded else features[a:b],
+            coords=positions(found["coords"], shape[0]) if "coords" in found else None,
+            instance_labels=_instance_labels(found.get("inst_labels"), shape[0]),
+            told=Told(label=_label(found.get("labels"))),
+        )
+
+
+def _array(path: Path, stack: ExitStack) -> Any:
+    """An array on disk: a memory map, or the one dataset of an HDF5 file."""
+    if path.suffix != ".npy":
+        file = stack.enter_context(h5.opened(path))
+        if len(file) != 1:
+            raise BadSlide(f"{path.name}: expected one dataset, found {listed(file) or 'none'}")
+        return h5.dataset(file, *file)
+    try:
+        # An array without a value cannot be mapped.
+        return np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None)
+    except (OSError, ValueError, EOFError) as error:
+        reason = f"{path.parent.name}/{path.name} cannot be read as .npy ({error})"
+        raise BadSlide(reason) from error
+
+
+def _label(values: np.ndarray | None) -> int | None:
+    if values is None:
+        return None
+    kinds = np.unique(values)
+    if len(kinds) != 1 or kinds[0] not in (-1, 0, 1):
+        raise BadSlide(f"labels: expected one label, 0 or 1, found {listed(kinds.tolist())}")
+    return int(kinds[0])
+
+
+def _instance_labels(values: np.ndarray | None, n: int) -> np.ndarray | None:
+    if values is None:
+        return None
+    try:
+        return encode_instance_labels(values.reshape(-1), n)
+    except ValueError as error:
+        raise BadSlide(str(error)) from error

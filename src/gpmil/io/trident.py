@@ -1,0 +1,29 @@
+"""TRIDENT: ``<job>/<mag>x_<size>px_<overlap>px_overlap/features_<encoder>/<slide>.h5``.
+
+features (N, D)   attributes encoder, name
+coords (N, 2)     level-0 pixels, top left; attributes patch_size, patch_size_level0,
+                  level0_magnification, target_magnification, overlap; 'None' where unknown
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpmil.io import h5
+from gpmil.io.slides import PIXELS, Slide, Told
+from gpmil.io.steps import told_step
+
+FOLDER = "features_"
+
+
+@contextmanager
+def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
+    """One slide; `beside` is the file of its patches."""
+    with h5.opened(path) as file:
+        features = h5.dataset(file, "features")
+        attrs = dict(file["coords"].attrs) if "coords" in file else {}
+        step, where = told_step(attrs, h5.attributes(beside))
+        encoder = h5.text(features.attrs, "encoder") or h5.text(file.attrs, "encoder")
+        if encoder is None and path.parent.name.startswith(FOLDER):
+            encoder = path.parent.name.removeprefix(FOLDER)
+        yield h5.slide(file, features, Told(PIXELS, step=step, step_from=where, encoder=encoder))
