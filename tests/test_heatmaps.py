@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles_maps import area_mean
 
 from gpmil import heatmaps
 from gpmil.heatmaps import MOST_PIXELS, Layout, SlideMaps, comparison, heatmap, lay_out, outline
 from gpmil.plots import new_figure, png
+from gpmil.slides import Thumbnail
 
 
 def naive(cells: np.ndarray, values: np.ndarray, cover: int = 1) -> np.ndarray:
@@ -83,6 +85,37 @@ def test_overlapping_patches_are_averaged():
     cells, values = a_slide(5)
     image = lay_out(cells * 128, step=128, size=256).paint(values)
     np.testing.assert_allclose(image, naive(cells, values, cover=2), rtol=1e-14)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.floats(0.3, 3.7),
+    st.floats(0.3, 3.7),
+    st.sampled_from([200.0, 3_000.0, MOST_PIXELS]),  # pixels allowed: coarse, medium, fine
+)
+def test_overlaps_are_averaged_by_area(seed, wide, high, room):
+    """The fast painting against loops, for patches of any size on coarse and on fine pixels."""
+    cells, values = a_slide(seed, 14)
+    values[3] = np.nan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heatmaps, "MOST_PIXELS", room)
+        layout = lay_out(cells * [30.0, 20.0], (30, 20), (wide * 30, high * 20))
+    image = layout.paint(values)
+    assert image.shape == layout.shape[::-1] and image.size < 1.7 * room + 100
+    expected = area_mean(layout.pixel, np.array(layout.cover), values, layout.shape)
+    np.testing.assert_allclose(image, expected, rtol=1e-12)
+    # Pixels lie where the patches do.
+    left, right, bottom, top = layout.extent
+    unit = np.array([(right - left) / image.shape[1], (bottom - top) / image.shape[0]])
+    np.testing.assert_allclose(layout.pixel * unit + [left, top], cells * [30, 20], atol=1e-6)
+
+
+def test_half_a_patch_counts_half():
+    # Patches of 1.5 steps: the second pixel of a step is half covered by the one before.
+    layout = Layout(np.array([[0.0, 0.0], [1.0, 0.0]]), (1.5, 1.0), (0.0, 3.0, 1.0, 0.0))
+    expected = [[0.2, (0.5 * 0.2 + 0.8) / 1.5, 0.8]]
+    np.testing.assert_allclose(layout.paint(np.array([0.2, 0.8])), expected)
 
 
 def test_patches_on_the_same_place_are_averaged():
@@ -218,6 +251,124 @@ def test_slides_are_compared_in_one_line_where_they_fit():
 
     assert lines(tall) == 1
     assert lines(tall[:, ::-1]) == 3
+
+
+# --- Over the slide, flags, uncertainty as opacity, scale bar -------------------------------------
+def a_thumbnail(mpp: tuple[float, float] | None = (0.5, 0.5)) -> Thumbnail:
+    """60 x 50 pixels of noise over a region of 12 x 10 units that begins at (-1, -2)."""
+    noise = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
+    return Thumbnail(noise, (-1.0, 11.0, 8.0, -2.0), mpp)
+
+
+def panel_titles(figure) -> list[str]:
+    return [ax.get_title() for ax in figure.axes if ax.get_title()]
+
+
+def words(figure) -> list[str]:
+    return [t.get_text() for ax in figure.axes for t in ax.texts] + [
+        t.get_text() for t in figure.texts
+    ]
+
+
+def test_a_map_lies_over_the_slide_at_its_place():
+    cells, values = a_slide(7)
+    slide = a_thumbnail()
+    figure = heatmap(cells, values, 1, std=values, slide=slide)
+    assert panel_titles(figure) == ["slide", "prediction", "uncertainty"]
+    np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), slide.image)
+    for ax in figure.axes[:3]:
+        assert ax.get_xlim() == (-1, 11) and ax.get_ylim() == (8, -2)
+        assert tuple(ax.images[0].get_extent()) == slide.extent
+    beneath, above = figure.axes[1].images
+    assert beneath.get_array().min() >= 128  # greys so light that colours stay what they are
+    assert above.get_clim() == (0, 1) and tuple(above.get_extent()) == (0, 9, 7, 0)
+    np.testing.assert_array_equal(above.get_array(), naive(cells, values))
+
+
+def test_opacity_follows_certainty():
+    cells, values = a_slide(8)
+    std = np.random.default_rng(1).uniform(0.2, 0.9, 30)
+    std[4] = np.nan
+    figure = heatmap(cells, values, 1, std=std, std_limits=(0.1, 0.8), uncertainty="opacity")
+    assert panel_titles(figure) == ["prediction"]
+    image = figure.axes[0].images[0]
+    assert image.get_clim() == (0, 1)
+    doubt = np.clip((naive(cells, np.nan_to_num(std, nan=0.8)) - 0.1) / 0.7, 0, 1)
+    expected = 1 - (1 - heatmaps.FAINTEST) * doubt
+    tissue = np.isfinite(expected)
+    np.testing.assert_allclose(image.get_alpha()[tissue], expected[tissue], rtol=1e-12)
+    assert [ax.get_xlabel() for ax in figure.axes[1:]] == [
+        "probability",
+        "standard deviation, as opacity",
+    ]
+
+
+def test_flags_are_outlined_and_counted():
+    cells, values = a_slide(9)
+    flagged = values > 0.7
+    figure = heatmap(cells, values, 1, std=values, flagged=flagged, title="slide A")
+    expected = heatmaps._borders(np.nan_to_num(naive(cells, flagged)) > 0, (0.0, 9.0, 7.0, 0.0))
+    for ax in figure.axes[:2]:
+        drawn = np.array(ax.collections[0].get_segments())
+        np.testing.assert_array_equal(drawn, expected)
+    assert words(figure) == ["slide A", f"30 patches, {flagged.sum()} flagged (outlined)"]
+    none = heatmap(cells, values, 1, flagged=np.zeros(30, dtype=bool), title="slide A")
+    assert words(none)[1] == "30 patches, 0 flagged"
+
+
+def test_flags_and_truth_have_lines_of_their_own():
+    cells, values = a_slide(9)
+    figure = heatmap(cells, values, 1, truth=(values > 0.4).astype(int), flagged=values > 0.7)
+    colours = [tuple(lines.get_colors()[0]) for lines in figure.axes[0].collections]
+    assert len(set(colours)) == 3  # the truth, and a white line on a dark one
+
+
+@pytest.mark.parametrize(
+    ("mpp", "text", "length"),
+    [(0.5, "1 µm", 2), (37.0, "100 µm", 100 / 37), (810.0, "2 mm", 2 / 0.81)],
+)
+def test_the_scale_bar_is_as_long_as_it_says(mpp, text, length):
+    cells, values = a_slide(3)
+    figure = heatmap(cells, values, 1, mpp=mpp)
+    assert words(figure) == [text]
+    figure.draw_without_rendering()
+    (line,) = figure.axes[0].lines
+    ends = line.get_transform().transform(line.get_xydata())[:, 0]
+    left, right = figure.axes[0].transData.transform([(0, 0), (length, 0)])[:, 0]
+    assert np.diff(ends)[0] == pytest.approx(right - left)
+
+
+def test_the_slide_gives_the_scale_and_without_one_there_is_no_bar():
+    cells, values = a_slide(3)
+    assert words(heatmap(cells, values, 1, slide=a_thumbnail())) == ["2 µm"]
+    figure = heatmap(cells, values, 1, slide=a_thumbnail(None))
+    assert words(figure) == [] and not any(ax.lines for ax in figure.axes)
+
+
+def test_every_patch_has_a_dot():
+    cells, values = a_slide(3)
+    assert heatmaps.sharp_dpi(heatmap(cells, values, 1)) == 150
+    wide = np.stack(np.divmod(np.arange(500 * 400), 400), axis=1)
+    figure = heatmap(wide, np.zeros(len(wide)), 1, box=(2.0, 2.0))
+    assert heatmaps.sharp_dpi(figure) == pytest.approx(250)
+
+
+def test_a_long_name_stays_on_the_figure():
+    cells, values = a_slide(3)
+    figure = heatmap(cells, values, 1, title="TCGA-" + "ABCDEF0123-" * 9)
+    figure.draw_without_rendering()
+    assert figure.texts[0].get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_a_hundred_thousand_patches_are_drawn_in_seconds():
+    rng = np.random.default_rng(0)
+    cells = np.stack(np.divmod(rng.permutation(400 * 350)[:100_000], 350), axis=1)
+    values = rng.random(100_000)
+    start = time.process_time()
+    figure = heatmap(cells * 256, values, 256, std=values, flagged=values > 0.9, box=(4.2, 4.8))
+    picture = png(figure, heatmaps.sharp_dpi(figure))
+    assert time.process_time() - start < 20
+    assert len(picture) < 8e6
 
 
 def test_nothing_is_left_in_pyplot():
