@@ -42,7 +42,7 @@ def test_demo_says_what_it_found_and_where(ran):
     out, said = ran
     for text in ("Held-out slides", "log loss", "avg. precision", "F1 at 0.5", "not a medical"):
         assert text in " ".join(said.split())
-    assert str(out / "index.html") in said.replace("\n", "")
+    assert str(out / "report.html") in said.replace("\n", "")
 
 
 def test_demo_writes_every_file(ran):
@@ -50,12 +50,14 @@ def test_demo_writes_every_file(ran):
     assert sorted(p.name for p in out.iterdir()) == [
         "config.json",
         "heatmaps",
-        "index.html",
         "metrics.json",
+        "model",
         "overview.png",
         "patches",
         "pictures",
         "predictions.csv",
+        "report.html",
+        "splits.csv",
     ]
     assert [p.name for p in out.parent.iterdir()] == ["demo"]
 
@@ -63,7 +65,7 @@ def test_demo_writes_every_file(ran):
 def test_predictions_are_those_of_the_model(ran):
     out, _ = ran
     table = pd.read_csv(out / "predictions.csv")
-    assert list(table) == ["slide", "label", "probability", "log_odds", "error"]
+    assert set(table) > {"slide", "patient", "probability", "log_odds", "error", "label"}
     test = gpmil.simulate.cohort(2, seed=3, part=1)
     *_, model = demo._models(3)[0]
     model.fit(gpmil.simulate.cohort(8, seed=3, part=0))
@@ -77,7 +79,17 @@ def test_predictions_are_those_of_the_model(ran):
         np.testing.assert_array_equal(frame[["x", "y"]], bag.coords)
         np.testing.assert_array_equal(frame["label"], bag.instance_labels)
         np.testing.assert_allclose(frame["probability"], expected.probability, rtol=1e-8)
-        np.testing.assert_allclose(frame["std"], expected.std, rtol=1e-8)
+        np.testing.assert_allclose(frame["sd"], expected.std, rtol=1e-8)
+
+
+def test_the_demo_is_a_run_that_other_commands_take(ran, tmp_path):
+    out, _ = ran
+    slide = pd.read_csv(out / "predictions.csv")["slide"][0]
+    maps = invoke("heatmap", str(out), "--slide", slide, "--out", str(tmp_path / "maps"))
+    assert maps.exit_code == 0, maps.output
+    assert (tmp_path / "maps" / f"{slide}.png").exists()
+    model = gpmil.load(out / "model")
+    assert model.predict_proba(gpmil.simulate.cohort(2, seed=3, part=1)).shape == (2, 2)
 
 
 def test_metrics_hold_all_models(ran):
@@ -93,7 +105,7 @@ def test_metrics_hold_all_models(ran):
 
 
 def test_the_page_shows_every_held_out_slide(ran):
-    html = (ran[0] / "index.html").read_text(encoding="utf-8")
+    html = (ran[0] / "report.html").read_text(encoding="utf-8")
     for i in range(2):
         assert f"Heat maps of slide-1-0000{i}" in html
     assert "For research, not a medical device." in html

@@ -92,7 +92,7 @@ def run_folder(path: str | os.PathLike, config: Mapping[str, Any]) -> Iterator[P
     run knows what it may replace. A folder that gpmil did not write, or that holds other files
     too, is refused (ValueError) before the block begins.
     """
-    path = _check_target(Path(path))
+    path = check_target(Path(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -111,7 +111,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8", newline="\n")
 
 
-def _check_target(path: Path) -> Path:
+def check_target(path: Path) -> Path:
+    """A folder that may be written: new, empty, or of an earlier run of gpmil alone."""
     path = path.resolve()
     if path == Path.cwd():
         raise ValueError("the current folder cannot be replaced: name a folder to be made in it.")

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from gpmil import __version__
+from gpmil.cli import options
 
 logger = logging.getLogger("gpmil")
 INTERRUPTED = 130
@@ -141,6 +142,259 @@ def _paper(
             out, quick, data, images, panda, runs, folds, components, search, seed, jobs, device
         )
     )
+
+
+# --- Runs -----------------------------------------------------------------------------------------
+@app.command("inspect")
+def _inspect(
+    data: options.DataArgument,
+    labels: options.Labels = None,
+    slide: options.SlideColumn = None,
+    label: options.LabelColumn = None,
+    positive: options.Positive = None,
+    patient: options.PatientColumn = None,
+    step: options.Step = None,
+    graph: options.Graph = "grid4",
+    format: options.Format = None,
+    skip_bad: options.SkipBad = False,
+    cache: options.Cache = None,
+) -> None:
+    """Say what would be read: slides, patches, grid, labels, and what looks wrong."""
+    from gpmil.cli import inspect
+
+    source = _source(data, labels, slide, label, positive, patient, step, graph, format, skip_bad)
+    inspect.run(source, cache)
+
+
+@app.command("fit", cls=options.WithSettings)
+def _fit(
+    ctx: options.Context,
+    out: options.Out,
+    data: options.MaybeData = None,
+    labels: options.Labels = None,
+    slide: options.SlideColumn = None,
+    label: options.LabelColumn = None,
+    positive: options.Positive = None,
+    patient: options.PatientColumn = None,
+    step: options.Step = None,
+    graph: options.Graph = "grid4",
+    format: options.Format = None,
+    skip_bad: options.SkipBad = False,
+    cache: options.Cache = None,
+    model: options.ModelName = "VGPMILPRI",
+    config: options.ConfigFile = None,
+    rate: options.Rate = 0.1,
+    alpha: options.Alpha = 0.1,
+    interval_patches: options.IntervalPatches = 500,
+    batch: options.Batch = 20_000,
+) -> None:
+    """Fit a model. Its settings are options too: --coupling 0.5 --n-inducing 100 --calibrated."""
+    if config is not None:
+        options.refuse_others(ctx)
+        from gpmil.cli import fit
+
+        return fit.repeat(config, out, cache)
+    source = _source(data, labels, slide, label, positive, patient, step, graph, format, skip_bad)
+    from gpmil import runs
+    from gpmil.cli import fit
+
+    asked = runs.Asked(rate, alpha, interval_patches, batch)
+    built = options.build_model(model, ctx.meta[options.SETTINGS])
+    return fit.run(source, asked, out, built, options.model_card(built), cache)
+
+
+@app.command("cv", cls=options.WithSettings)
+def _cv(
+    ctx: options.Context,
+    out: options.Out,
+    data: options.MaybeData = None,
+    labels: options.Labels = None,
+    slide: options.SlideColumn = None,
+    label: options.LabelColumn = None,
+    positive: options.Positive = None,
+    patient: options.PatientColumn = None,
+    step: options.Step = None,
+    graph: options.Graph = "grid4",
+    format: options.Format = None,
+    skip_bad: options.SkipBad = False,
+    cache: options.Cache = None,
+    model: options.ModelName = "VGPMILPRI",
+    config: options.ConfigFile = None,
+    folds: Annotated[int, typer.Option(help="Folds; slides of a patient stay together.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Times everything is repeated, other folds.")] = 1,
+    splits: Annotated[
+        Path | None,
+        typer.Option(help="Given splits: folder of CLAM's splits_0.csv, ... or table slide, fold."),
+    ] = None,
+    site: Annotated[
+        str | None, typer.Option(help="Column of the label table: a site stays in one fold.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the folds.")] = 0,
+    rate: options.Rate = 0.1,
+    alpha: options.Alpha = 0.1,
+    interval_patches: options.IntervalPatches = 500,
+) -> None:
+    """Cross-validate. Settings of the model are options too: --coupling 0.5 --n-inducing 100."""
+    if config is not None:
+        options.refuse_others(ctx)
+        from gpmil.cli import cv
+
+        return cv.repeat(config, out, cache)
+    source = _source(data, labels, slide, label, positive, patient, step, graph, format, skip_bad)
+    from gpmil import runs
+    from gpmil.cli import cv
+
+    given = None if splits is None else str(splits)
+    held_out = cv.Folds(folds, repeats, given, site, seed)
+    asked = runs.Asked(rate, alpha, interval_patches)
+    built = options.build_model(model, ctx.meta[options.SETTINGS])
+    return cv.run(source, held_out, asked, out, built, options.model_card(built), cache)
+
+
+@app.command("predict")
+def _predict(
+    model: Annotated[
+        Path, typer.Argument(help="A run of gpmil fit, or a saved model.", show_default=False)
+    ],
+    data: options.DataArgument,
+    out: options.Out,
+    labels: options.Labels = None,
+    slide: options.SlideColumn = None,
+    label: options.LabelColumn = None,
+    positive: options.Positive = None,
+    patient: options.PatientColumn = None,
+    step: options.Step = None,
+    graph: options.Graph = "grid4",
+    format: options.Format = None,
+    skip_bad: options.SkipBad = False,
+    cache: options.Cache = None,
+    rate: options.Rate = 0.1,
+    alpha: options.Alpha = 0.1,
+    coupling: Annotated[
+        str | None,
+        typer.Option(help="In place of the fitted one; several, as in 0,0.5,1, one after another."),
+    ] = None,
+    interval_patches: options.IntervalPatches = 500,
+    batch: options.Batch = 20_000,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if any.")] = None,
+) -> None:
+    """Predict slides and their patches with a fitted model."""
+    from gpmil import runs
+    from gpmil.cli import predict
+
+    source = _source(data, labels, slide, label, positive, patient, step, graph, format, skip_bad)
+    wanted = predict.Wanted(str(model), coupling, device)
+    asked = runs.Asked(rate, alpha, interval_patches, batch)
+    predict.run(source, wanted, asked, out, cache)
+
+
+@app.command("evaluate")
+def _evaluate(
+    run: Annotated[
+        Path, typer.Argument(help="A run of gpmil predict or gpmil cv.", show_default=False)
+    ],
+    labels: options.Labels = None,
+    slide: options.SlideColumn = None,
+    label: options.LabelColumn = None,
+    positive: options.Positive = None,
+    patient: options.PatientColumn = None,
+    patch_labels: Annotated[
+        Path | None, typer.Option(help="Table with a row a patch: slide, x, y, label.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; default: metrics.json of the run.")
+    ] = None,
+) -> None:
+    """Judge the predictions of a run by a table of labels, with intervals."""
+    from gpmil.cli import evaluate
+
+    truth = evaluate.Truth(labels, slide, label, positive, patient, patch_labels)
+    evaluate.run(run, truth, out)
+
+
+@app.command("doctor")
+def _doctor() -> None:
+    """Check the installation: PASS, WARN and FAIL, with the fix."""
+    from gpmil.cli import doctor
+
+    if not doctor.run():
+        raise typer.Exit(1)
+
+
+def _source(
+    data: Path | None,
+    labels: Path | None,
+    slide: str | None,
+    label: str | None,
+    positive: str | None,
+    patient: str | None,
+    step: str | None,
+    graph: str,
+    format: str | None,
+    skip_bad: bool,
+) -> options.Source:
+    if data is None:
+        raise typer.BadParameter("Missing argument 'DATA': a folder of feature files or a table.")
+    given = None if labels is None else str(labels)
+    return options.Source(
+        str(data), given, slide, label, positive, patient, step, graph, format, skip_bad
+    )
+
+
+# --- Maps -----------------------------------------------------------------------------------------
+_Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A finished run, or one patches/<slide>.csv.gz.", show_default=False
+    ),
+]
+_SlideFiles = Annotated[
+    Path | None, typer.Option(help="Folder of the slide files, named like the slides.")
+]
+_OneSlide = Annotated[
+    list[str] | None, typer.Option("--slide", help="Only this slide; can be given several times.")
+]
+_PatchStep = Annotated[
+    float | None,
+    typer.Option("--step", help="Distance of neighbouring patches; default as the run noted it."),
+]
+
+
+@app.command("heatmap")
+def _heatmap(
+    run: _Run,
+    slides: _SlideFiles = None,
+    slide: _OneSlide = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder to write; one that gpmil wrote is replaced.")
+    ] = Path("heatmaps"),
+    uncertainty: Annotated[
+        str,
+        typer.Option(help="panel (beside), opacity (less certain is fainter) or none."),
+    ] = "panel",
+    step: _PatchStep = None,
+) -> None:
+    """Draw the slides of a run as heat maps, over the slide files where they are given."""
+    from gpmil.cli import heatmap
+
+    heatmap.run(run, slides, slide, out, uncertainty, step)
+
+
+@app.command("qupath")
+def _qupath(
+    run: _Run,
+    slides: _SlideFiles = None,
+    slide: _OneSlide = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder to write; one that gpmil wrote is replaced.")
+    ] = Path("qupath"),
+    gzip: Annotated[bool, typer.Option("--gzip", help="Compress: <slide>.geojson.gz.")] = False,
+    step: _PatchStep = None,
+) -> None:
+    """Write the patches of a run as GeoJSON for QuPath (slide files: for their bounds)."""
+    from gpmil.cli import qupath
+
+    qupath.run(run, slides, slide, out, gzip, step)
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
-from gpmil import heatmaps, plots, simulate
+from gpmil import heatmaps, plots, runs, simulate
 from gpmil.bags import Bags
 from gpmil.models import VGPMILPR, VGPMILPRI, InstancePredictions, paper_settings
 from gpmil.models.base import log_odds, package_versions
@@ -92,12 +92,12 @@ def run(out: Path, seed: int, n_train: int) -> None:
             step(f"fitting and predicting: {name}, {settings}")
             judged.append(_judge(name, settings, model.fit(train), test))
         facts = _facts(test, judged, yardstick)
-        _write_tables(folder, judged, test, yardstick)
+        _write_tables(folder, judged, train, test, yardstick)
         maps = _write_maps(folder, judged[0], test, step)
         step("pictures and the page")
         pictures = _write_pictures(folder, judged, test)
         html = _page(seed, train, test, judged, facts, pictures, maps)
-        (folder / "index.html").write_text(html, encoding="utf-8", newline="\n")
+        (folder / "report.html").write_text(html, encoding="utf-8", newline="\n")
     _print(judged, facts, out)
 
 
@@ -248,30 +248,36 @@ def _versions() -> dict[str, str]:
 
 # --- Files ----------------------------------------------------------------------------------------
 def _write_tables(
-    folder: Path, judged: Sequence[Judged], test: Bags, yardstick: dict[str, float]
+    folder: Path, judged: Sequence[Judged], train: Bags, test: Bags, yardstick: dict[str, float]
 ) -> None:
+    """What every run of gpmil has (runs.py), of the model to look at first."""
     main = judged[0]
+    main.model.save(folder / "model")
     predictions = pd.DataFrame(
         {
             "slide": test.names,
-            "label": test.labels,
+            "patient": test.groups,
             "probability": main.probability,
+            "low": "",
+            "high": "",
             "log_odds": main.log_odds,
             "error": main.error,
+            "decision": "",
+            "label": test.labels,
         }
     )
-    (folder / "predictions.csv").write_bytes(_csv(predictions))
-    (folder / "patches").mkdir()
-    for bag, patches in zip(test, main.patches.split()):
-        frame = patches.to_frame().drop(columns="bag").assign(label=bag.instance_labels)
-        path = folder / "patches" / f"{bag.names[0]}.csv.gz"
-        path.write_bytes(gzip.compress(_csv(frame), mtime=0))
-    found = [{"model": j.name, "settings": j.settings, **_rounded(j.metrics)} for j in judged]
-    write_json(folder / "metrics.json", {"models": found, "yardstick": _rounded(yardstick)})
-
-
-def _csv(frame: pd.DataFrame) -> bytes:
-    return frame.to_csv(index=False, float_format=DIGITS, lineterminator="\n").encode()
+    (folder / runs.PREDICTIONS).write_bytes(runs.csv_bytes(predictions))
+    (folder / runs.PATCHES).mkdir()
+    for slide, found in zip(test.names, main.patches.split()):
+        path = folder / runs.PATCHES / runs.patch_file(str(slide))
+        path.write_bytes(gzip.compress(runs.csv_bytes(runs.patch_table(found)), mtime=0))
+    splits = [
+        pd.DataFrame({"slide": bags.names, "patient": bags.groups, "part": part})
+        for part, bags in (("train", train), ("test", test))
+    ]
+    (folder / "splits.csv").write_bytes(runs.csv_bytes(pd.concat(splits)))
+    every = [{"model": j.name, "settings": j.settings, **_rounded(j.metrics)} for j in judged]
+    write_json(folder / runs.METRICS, {"models": every, "yardstick": _rounded(yardstick)})
 
 
 def _rounded(metrics: dict[str, float]) -> dict[str, float]:
@@ -491,8 +497,9 @@ SETTINGS = (
 FILES = Table(
     ["file", "content"],
     [
-        ["predictions.csv", "a row a held-out slide: label, probability, log odds, error"],
-        ["patches/<slide>.csv.gz", "a row a patch: position, probability, mean, std, true label"],
+        ["predictions.csv", "a row a held-out slide: probability, log odds, error, label"],
+        ["patches/<slide>.csv.gz", "a row a patch: position, probability, sd, true label"],
+        ["model/, splits.csv", "the fitted model; which slides it has seen"],
         ["heatmaps/<slide>.png", "the heat maps above, as files"],
         ["pictures/, overview.png", "the other figures"],
         ["metrics.json, config.json", "metrics of all models; settings and versions"],
@@ -574,4 +581,4 @@ def _print(judged: Sequence[Judged], facts: Sequence[str], out: Path) -> None:
         console.print()
     for fact in facts:
         console.print(f"- {fact}", markup=False)
-    console.print(f"\nWritten to {out}: open {out / 'index.html'}. {RESEARCH}", markup=False)
+    console.print(f"\nWritten to {out}: open {out / 'report.html'}. {RESEARCH}", markup=False)

@@ -1,0 +1,343 @@
+"""`gpmil cv`: every slide predicted by a model that has not seen its patient."""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Int, Shaped
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from sklearn.base import clone
+
+from gpmil import calibration, runs
+from gpmil.bag_checks import listed
+from gpmil.bags import Bags
+from gpmil.cli.options import (
+    Source,
+    check_repeated,
+    labelled,
+    model_from_card,
+    print_line,
+    progress,
+    repeated,
+    show_metrics,
+    write_report,
+)
+from gpmil.io import tables
+from gpmil.io.labels import SLIDE_NAMES, key
+from gpmil.models import BagClassifier
+from gpmil.models.base import package_versions
+from gpmil.models.checks import count
+from gpmil.report import RESEARCH
+
+logger = logging.getLogger("gpmil")
+PARTS = ("train", "val", "test")  # columns of CLAM's splits
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Which slides are held out."""
+
+    folds: int = 5
+    repeats: int = 1
+    splits: str | None = None
+    site: str | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        """Before any file is read."""
+        count("--folds", self.folds, least=2)
+        count("--repeats", self.repeats, least=1)
+        count("--seed", self.seed, least=0)
+        if self.splits is not None and (self.site is not None or self.repeats > 1):
+            raise ValueError("--splits says who is tested: leave out --site and --repeats.")
+
+
+@dataclass(frozen=True)
+class Split:
+    """One model to fit: who it is trained on and who it is tested on."""
+
+    repeat: int
+    fold: str
+    train: Int[np.ndarray, " train"]
+    test: Int[np.ndarray, " test"]
+
+    @property
+    def unit(self) -> str:
+        """Its name as a part of the work."""
+        return f"repeat-{self.repeat}-fold-{self.fold}"
+
+
+def repeat(file: Path, out: Path, cache: Path | None) -> None:
+    """Cross-validate again as a config.json says."""
+    card = repeated(file, "cv")
+    options = dict(card["options"])
+    source, asked = Source(**options.pop("source")), runs.Asked(**options.pop("asked"))
+    model = model_from_card(card["model"])
+    run(source, Folds(**options), asked, out, model, card["model"], cache, before=card)
+
+
+def run(
+    source: Source,
+    held_out: Folds,
+    asked: runs.Asked,
+    out: Path,
+    model: BagClassifier,
+    card: dict[str, Any],
+    cache: Path | None = None,
+    before: dict[str, Any] | None = None,
+) -> None:
+    """Fit and predict split by split; finished ones are not computed again."""
+    held_out.check()
+    asked.check()
+    bags, lines = source.cohort(cache)
+    bags = labelled(bags)
+    splits = planned(bags, held_out, source)
+    config: dict[str, Any] = {
+        "command": "cv",
+        "options": {"source": asdict(source), "asked": asdict(asked), **asdict(held_out)},
+        "model": card,
+        "versions": package_versions(),
+        "data": runs.data_card(bags),
+        "read": lines,
+    }
+    if before is not None:
+        check_repeated(before, config)
+    table = runs.csv_bytes(_table(splits, bags))
+    config["splits"] = hashlib.blake2b(table, digest_size=16).hexdigest()
+    config |= runs.places(bags)
+    with runs.workspace(out, config) as space, progress(len(splits) + 1) as step:
+        first = _first_tested(splits)
+        for k, split in enumerate(splits):
+            if space.done(split.unit):
+                step(f"{k + 1}/{len(splits)} {split.unit}: from before")
+                continue
+            step(f"{k + 1}/{len(splits)} {split.unit}: training on {len(split.train)} slides")
+            _carry_out(space, split, bags, model, asked, first[k])
+        step("metrics")
+        pooled = space.pooled([split.unit for split in splits])
+        space.write(runs.PREDICTIONS, runs.csv_bytes(pooled))
+        space.write("splits.csv", table)
+        found = runs.judge(space.folder, runs.read_predictions(space.folder))
+        space.write(runs.METRICS, runs.json_bytes(found))
+        write_report(space.folder)
+    show_metrics(found)
+    print_line(f"Written to {out}. {RESEARCH}")
+
+
+def _carry_out(
+    space: runs.Workspace,
+    split: Split,
+    bags: Bags,
+    model: BagClassifier,
+    asked: runs.Asked,
+    first: Int[np.ndarray, " new"],
+) -> None:
+    fitted = clone(model).fit(bags[split.train])
+    held_out = bags[split.test]
+    rule = runs.refer_rule(fitted, asked.alpha)
+    rows, patches = runs.predict(fitted, held_out, asked, rule)
+    if patches:
+        chosen = [(str(held_out.names[i]), patches[i]) for i in first]
+        runs.write_patches(space, [name for name, _ in chosen], [table for _, table in chosen])
+    rows.insert(2, "repeat", split.repeat)
+    rows.insert(3, "fold", split.fold)
+    space.finish(split.unit, rows)
+
+
+def _first_tested(splits: Sequence[Split]) -> list[Int[np.ndarray, " new"]]:
+    """For every split the test slides that no earlier one tests: theirs are the patches kept."""
+    seen: set[int] = set()
+    found = []
+    for split in splits:
+        found.append(np.array([i for i, b in enumerate(split.test) if b not in seen], dtype=int))
+        seen.update(split.test.tolist())
+    return found
+
+
+def _table(splits: Sequence[Split], bags: Bags) -> pd.DataFrame:
+    """splits.csv, which --splits reads back."""
+    patients = np.full(len(bags), "") if bags.groups is None else bags.groups.astype(str)
+    pieces = []
+    for split in splits:
+        for part, chosen in (("train", split.train), ("test", split.test)):
+            slides = {"slide": bags.names[chosen].astype(str), "patient": patients[chosen]}
+            where = {"repeat": split.repeat, "fold": split.fold, "part": part}
+            pieces.append(pd.DataFrame(slides | where))
+    return pd.concat(pieces, ignore_index=True)
+
+
+# --- Who is held out ------------------------------------------------------------------------------
+def planned(bags: Bags, asked: Folds, source: Source) -> list[Split]:
+    """The splits; a ValueError where one of them cannot be fitted or leaks a patient."""
+    if asked.splits is not None:
+        found = list(_given(bags, Path(asked.splits)))
+    else:
+        found = list(_made(bags, asked, source))
+    for split in found:
+        _check_fair(split, bags)
+    return found
+
+
+def _made(bags: Bags, asked: Folds, source: Source) -> Iterator[Split]:
+    groups = bags.groups
+    if asked.site is not None:
+        sites = _sites(bags, asked.site, source)
+        groups = together(sites, sites if groups is None else groups)
+        n_sites, n_groups = len(np.unique(sites)), len(np.unique(groups))
+        if n_groups < n_sites:
+            logger.warning(
+                "%d sites make %d groups: patients with slides at several sites join them.",
+                n_sites,
+                n_groups,
+            )
+    every = np.arange(len(bags))
+    for repeat in range(asked.repeats):
+        fold = calibration.folds(bags.labels, groups, asked.folds, asked.seed + repeat)
+        for k in range(int(fold.max()) + 1):
+            yield Split(repeat, str(k), every[fold != k], every[fold == k])
+
+
+def together(a: Shaped[np.ndarray, " B"], b: Shaped[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
+    """Groups that keep together what shares a value of a, or of b, along any chain.
+
+    >>> together(np.array(["s", "s", "t", "u"]), np.array([1, 2, 2, 3])).tolist()
+    [0, 0, 0, 1]
+    """
+    left, right = (np.unique(v, return_inverse=True)[1] for v in (a, b))
+    n = left.max() + 1
+    links = coo_array((np.ones(len(a)), (left, n + right)), shape=(n + right.max() + 1,) * 2)
+    return connected_components(links, directed=False)[1][left].astype(np.int64)
+
+
+def _sites(bags: Bags, column: str, source: Source) -> Shaped[np.ndarray, " B"]:
+    """The site of every slide, from the label table or the table of patches."""
+    path = Path(source.labels or source.data)
+    if not (path.is_file() and tables.is_table(path)):
+        raise ValueError(f"--site {column}: name the table that has this column with --labels.")
+    frame, slide = _slide_table(path, source.slide)
+    tables.require([column], list(frame), str(path), "--site")
+    known = frame[frame[column].notna()]
+    site = dict(zip(known[slide].map(key), known[column]))
+    missing = [name for name in bags.names if key(name) not in site]
+    if missing:
+        raise ValueError(
+            f"{path}: {len(missing)} slides have no {column}: {listed(missing)}. Every slide "
+            "needs one to keep sites together."
+        )
+    return np.array([site[key(name)] for name in bags.names])
+
+
+def _slide_table(path: Path, given: str | None = None) -> tuple[pd.DataFrame, str]:
+    """A table with a column of slides, all as text, and the name of that column."""
+    frame = tables.read_frame(path, rows="slide", dtype=str)
+    slide = given or tables.like(SLIDE_NAMES, list(frame))
+    if slide is None or slide not in frame:
+        raise ValueError(
+            f"{path}: expected a column with the slide, such as 'slide'; found {listed(frame)}."
+        )
+    return frame, slide
+
+
+def _given(bags: Bags, path: Path) -> Iterator[Split]:
+    """Splits from CLAM's files, or from a table slide, fold (repeat, part)."""
+    if not path.exists():
+        raise ValueError(f"--splits: there is nothing at {path}. Check the path.")
+    files = [path]
+    if path.is_dir():
+        files = [f for f in path.glob("splits_*.csv") if _number(f) is not None]
+        files.sort(key=lambda f: _number(f) or 0)
+        if not files:
+            raise ValueError(
+                f"--splits {path}: expected files splits_0.csv, splits_1.csv, ...; found none."
+            )
+    place = {key(name): b for b, name in enumerate(bags.names)}
+    found = 0
+    for file in files:
+        frame = tables.read_frame(file, rows="slide", dtype=str)
+        if {"train", "test"} <= set(frame):
+            made = [_clam(frame, file, str(_number(file) or 0), place)]
+        else:
+            made = list(_from_table(file, place))
+        for split in made:
+            found += len(split.test)
+            yield split
+    if not found:
+        raise ValueError(
+            f"--splits {path}: none of its slides is in the data, whose slides are called "
+            f"{listed(bags.names)}."
+        )
+
+
+def _number(file: Path) -> int | None:
+    digits = file.stem.rpartition("_")[2]
+    return int(digits) if digits.isdigit() else None
+
+
+def _clam(frame: pd.DataFrame, file: Path, fold: str, place: dict[str, int]) -> Split:
+    """Ragged columns train, val, test; gpmil needs no slides to stop early, so val is trained on.
+
+    Files with true and false in the columns (splits_0_bool.csv) have another shape.
+    """
+    part = {
+        name: [place[k] for k in map(key, frame[name].dropna()) if k in place]
+        for name in PARTS
+        if name in frame
+    }
+    both = set(part["test"]) & {*part["train"], *part.get("val", [])}
+    if both:
+        raise ValueError(f"{file}: {len(both)} slides are both trained on and tested.")
+    train = np.unique(np.array([*part["train"], *part.get("val", [])], dtype=np.int64))
+    return Split(0, fold, train, np.unique(np.array(part["test"], dtype=np.int64)))
+
+
+def _from_table(file: Path, place: dict[str, int]) -> Iterator[Split]:
+    frame, slide = _slide_table(file)
+    tables.require(["fold"], list(frame), str(file), "--splits")
+    frame = frame.assign(place=[place.get(key(name), -1) for name in frame[slide]])
+    frame = frame[(frame["place"] >= 0) & frame["fold"].notna()]
+    repeats = frame["repeat"] if "repeat" in frame else pd.Series("0", frame.index)
+    for repeat, own in frame.groupby(repeats, sort=False):
+        if "part" in own:
+            for fold, rows in own.groupby("fold", sort=False):
+                test = rows["part"] == "test"
+                yield _split(repeat, fold, rows["place"][~test], rows["place"][test])
+            continue
+        if own["place"].duplicated().any():
+            raise ValueError(
+                f"{file}: {listed(own[slide][own['place'].duplicated()])} is in several rows: "
+                "expected every slide once, with the fold in which it is tested."
+            )
+        for fold in sorted(own["fold"].unique(), key=lambda f: (len(f), f)):
+            test = own["fold"] == fold
+            yield _split(repeat, fold, own["place"][~test], own["place"][test])
+
+
+def _split(repeat: Any, fold: Any, train: pd.Series, test: pd.Series) -> Split:
+    if not str(repeat).isdigit():
+        raise ValueError(f"--splits: repeat must be a number from 0, found {repeat!r}.")
+    fold = "".join(c if c.isalnum() else "-" for c in str(fold))  # part of a file's name
+    return Split(int(repeat), fold, np.sort(train.to_numpy()), np.sort(test.to_numpy()))
+
+
+def _check_fair(split: Split, bags: Bags) -> None:
+    labels = bags.labels[split.train]
+    if not len(split.test):
+        raise ValueError(f"{split.unit}: no slide is tested. Check the splits, or use fewer folds.")
+    if len(np.unique(labels)) < 2:
+        raise ValueError(
+            f"{split.unit}: the {len(labels)} training slides are of one class; a model needs "
+            "both. Check the splits, or use fewer folds."
+        )
+    if bags.groups is not None:
+        both = np.intersect1d(bags.groups[split.train], bags.groups[split.test])
+        if len(both):
+            raise ValueError(
+                f"{split.unit}: {len(both)} patients are both trained on and tested: "
+                f"{listed(both)}. Slides of a patient belong together."
+            )

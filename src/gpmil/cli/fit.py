@@ -1,0 +1,106 @@
+"""`gpmil fit`: a model from slides and their labels, as a folder."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from gpmil import runs
+from gpmil.bags import Bags
+from gpmil.cli.options import (
+    Source,
+    check_repeated,
+    labelled,
+    model_from_card,
+    print_line,
+    progress,
+    repeated,
+    write_report,
+)
+from gpmil.models import BagClassifier, load
+from gpmil.models.base import package_versions
+from gpmil.report import RESEARCH
+
+LEARNED = ("coupling_", "variance_", "lengthscale_", "mean_", "loo_log_likelihood_")
+SEEN = "These are the slides the model was fitted on: judge it by gpmil cv, or by other slides."
+FACTS = (*LEARNED, "n_iter_", "residual_", "converged_", "n_epochs_", "best_epoch_", "n_rounds_")
+
+
+def repeat(file: Path, out: Path, cache: Path | None) -> None:
+    """Fit again as a config.json says."""
+    card = repeated(file, "fit")
+    options = card["options"]
+    source, asked = Source(**options["source"]), runs.Asked(**options["asked"])
+    run(source, asked, out, model_from_card(card["model"]), card["model"], cache, before=card)
+
+
+def run(
+    source: Source,
+    asked: runs.Asked,
+    out: Path,
+    model: BagClassifier,
+    card: dict[str, Any],
+    cache: Path | None = None,
+    before: dict[str, Any] | None = None,
+) -> None:
+    """Read, fit, predict what was fitted; `card` describes the model, `before` a run to repeat.
+
+    The predictions are of the slides that the model has seen: to look at, not to judge it by.
+    """
+    asked.check()
+    bags, lines = source.cohort(cache)
+    bags = labelled(bags)
+    config: dict[str, Any] = {
+        "command": "fit",
+        "options": {"source": asdict(source), "asked": asdict(asked)},
+        "model": card,
+        "versions": package_versions(),
+        "data": runs.data_card(bags),
+        "read": lines,
+    }
+    if before is not None:
+        check_repeated(before, config)
+    config |= {"note": SEEN, **runs.places(bags)}
+    n_steps = 2 + len(list(runs.batches(bags.sizes, asked.batch)))
+    with runs.workspace(out, config) as space, progress(n_steps) as step:
+        step(f"fitting {card['class']} to {len(bags)} slides, {bags.n_instances:,} patches")
+        if not space.done("model"):
+            model.fit(bags).save(space.folder / "model")
+            space.finish("model", pd.DataFrame({"model": [card["class"]]}))
+        model = load(space.folder / "model")
+        units = runs.predict_in_batches(space, model, bags, asked, step)
+        step("writing")
+        space.write("splits.csv", runs.csv_bytes(_trained_on(bags)))
+        space.write(runs.PREDICTIONS, runs.csv_bytes(space.pooled(units)))
+        judged = runs.judge(space.folder, runs.read_predictions(space.folder))
+        found = {"training": _facts(model), "note": SEEN, **judged}
+        space.write(runs.METRICS, runs.json_bytes(found))
+        write_report(space.folder)
+    _say(model, out)
+
+
+def _trained_on(bags: Bags) -> pd.DataFrame:
+    patients = "" if bags.groups is None else bags.groups.astype(str)
+    rows = {"slide": bags.names.astype(str), "patient": patients}
+    return pd.DataFrame(rows | {"label": bags.labels, "part": "train"})
+
+
+def _facts(model: BagClassifier) -> dict[str, Any]:
+    """What the fit found, as it is in the saved model."""
+    found = {name.rstrip("_"): getattr(model, name, None) for name in FACTS}
+    return {**model.cohort_, **{k: v for k, v in found.items() if _is_json(v)}}
+
+
+def _is_json(value: Any) -> bool:
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
+
+
+def _say(model: BagClassifier, out: Path) -> None:
+    found = {name.rstrip("_"): getattr(model, name, None) for name in LEARNED}
+    shown = ", ".join(f"{k.replace('_', ' ')} {v:.4g}" for k, v in found.items() if v is not None)
+    print_line(f"{type(model).__name__}: {shown}" if shown else type(model).__name__)
+    if getattr(model, "converged_", True) is False:
+        print_line("WARNING: the fit has not converged; a larger --max-iter may help.")
+    print_line(f"Written to {out}. Predict with: gpmil predict {out} DATA --out NAME. {RESEARCH}")

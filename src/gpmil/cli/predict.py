@@ -1,0 +1,137 @@
+"""`gpmil predict`: slides and patches of new data by a model that was fitted before."""
+
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gpmil import persistence, runs
+from gpmil.bag_checks import listed
+from gpmil.bags import Bags
+from gpmil.cli.options import Source, print_line, progress, show_metrics, write_report
+from gpmil.models import BagClassifier, load
+from gpmil.models.base import package_versions
+from gpmil.report import CARD, RESEARCH
+
+logger = logging.getLogger("gpmil")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The model, and how it is used."""
+
+    model: str
+    coupling: str | None = None  # in place of the fitted one; several with commas between
+    device: str | None = None
+
+    def couplings(self) -> list[float]:
+        """The strengths asked for, each once; none: that of the fit."""
+        if self.coupling is None:
+            return []
+        try:
+            found = [float(piece) + 0.0 for piece in self.coupling.split(",")]
+        except ValueError as error:
+            raise ValueError(
+                f"--coupling must be a number, or several as in 0,0.5,1; got {self.coupling!r}."
+            ) from error
+        return list(dict.fromkeys(found))
+
+
+def model_folder(path: Path) -> Path:
+    """Where the model is: the folder itself, or model/ of a run."""
+    if (path / persistence.CARD).is_file():
+        return path
+    if (path / "model" / persistence.CARD).is_file():
+        return path / "model"
+    if not path.exists():
+        raise ValueError(f"there is no model at {path}. Name a run of gpmil fit, or a saved model.")
+    if path.is_dir() and (path / CARD).is_file():
+        command = runs.read_config(path)["command"]
+        raise ValueError(
+            f"{path} is a run of gpmil {command} and holds no model: gpmil fit makes one to "
+            "predict with."
+        )
+    raise ValueError(f"{path} is neither a run of gpmil fit nor a saved model.")
+
+
+def run(
+    source: Source, wanted: Wanted, asked: runs.Asked, out: Path, cache: Path | None = None
+) -> None:
+    """Predict batch by batch; finished ones are not computed again."""
+    asked.check()
+    couplings = wanted.couplings()
+    place = model_folder(Path(wanted.model))
+    model = load(place)
+    if wanted.device is not None:
+        model.set_params(device=wanted.device)
+    models = _coupled(model, couplings) if couplings else {"": model}
+    bags, lines = source.cohort(cache)
+    model._check_predictable(bags)
+    config: dict[str, Any] = {
+        "command": "predict",
+        "options": {"source": asdict(source), **asdict(wanted), **asdict(asked)},
+        "model": {"class": type(model).__name__, **_card(place)},
+        "versions": package_versions(),
+        "data": runs.data_card(bags),
+        "read": lines,
+    }
+    seen = _seen(place, bags)
+    if seen:
+        config["note"] = seen
+        logger.warning("%s", seen)
+    config |= runs.places(bags)
+    n_steps = len(models) * len(list(runs.batches(bags.sizes, asked.batch))) + 1
+    with runs.workspace(out, config) as space, progress(n_steps) as step:
+        units: list[str] = []
+        for coupling, own in models.items():
+            # Several couplings have a column and folders of their own, a single one needs none.
+            name = coupling if len(models) > 1 else ""
+            units += runs.predict_in_batches(space, own, bags, asked, step, name)
+        step("writing")
+        space.write(runs.PREDICTIONS, runs.csv_bytes(space.pooled(units)))
+        table = runs.read_predictions(space.folder)
+        found = runs.judge(space.folder, table)
+        if found:
+            noted = {"note": seen} if seen else {}
+            space.write(runs.METRICS, runs.json_bytes(noted | found))
+        write_report(space.folder)
+    _say(table, found, out)
+
+
+def _seen(place: Path, bags: Bags) -> str:
+    """What to say where slides have names of those that the model was fitted on."""
+    file = place.parent / "splits.csv"
+    if not file.is_file():
+        return ""
+    trained = set(pd.read_csv(file, dtype=str, keep_default_na=False)["slide"])
+    known = [name for name in bags.names if str(name) in trained]
+    if not known:
+        return ""
+    return (
+        f"{len(known)} of {len(bags)} slides have the names of slides that the model was fitted on "
+        f"({listed(known)}): metrics over them flatter it."
+    )
+
+
+def _coupled(model: BagClassifier, couplings: list[float]) -> dict[str, BagClassifier]:
+    return {f"{c:.12g}": runs.with_coupling(model, c) for c in couplings}
+
+
+def _card(place: Path) -> dict[str, Any]:
+    """Which model it was: settings and checksums of its files."""
+    _, card = persistence.read(place)
+    return {name: card[name] for name in ("settings", "versions", "sha256") if name in card}
+
+
+def _say(table: pd.DataFrame, found: dict[str, Any], out: Path) -> None:
+    positive = int((table["probability"] > 0.5).sum())
+    rows = f"{len(table)} predictions" if "coupling" in table else f"{len(table)} slides"
+    print_line(f"{rows}, {positive} of them with a probability above one half")
+    referred = table["decision"].value_counts()
+    if np.isin(["accept", "refer"], referred.index).any():
+        print_line(f"{referred.get('accept', 0)} accepted, {referred.get('refer', 0)} referred")
+    show_metrics(found)
+    print_line(f"Written to {out}. {RESEARCH}")

@@ -1,0 +1,553 @@
+"""inspect, fit, cv, predict, evaluate and doctor, from the command line to the files."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from packaging.specifiers import SpecifierSet
+from typer.testing import CliRunner
+
+import gpmil
+from gpmil import runs
+from gpmil.cli import app, cv, doctor, options
+
+FIXED = ["--variance", "2.3", "--lengthscale", "1.9", "--mean", "-1.7", "--n-inducing", "12"]
+QUICK = ["--interval-patches", "0"]
+COUPLED = ["--coupling", "0.6", *FIXED, *QUICK]
+
+
+def write_table(path: Path, n_slides=18, n_features=4, seed=5, **columns) -> Path:
+    """A cohort in a table of patches: 3 x 3 patches a slide, two slides a patient."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for b in range(n_slides):
+        for k in range(9):
+            malignant = int(b % 2 and k in (0, 1, 3))
+            row = {"slide": f"s{b:02d}", "label": b % 2, "patient": f"p{b // 2}"}
+            row |= {"patch_label": malignant, "x": 10 * (k % 3), "y": 10 * (k // 3)}
+            features = rng.normal(2.1 * malignant, 1, n_features)
+            row |= {f"f{d}": round(v, 6) for d, v in enumerate(features)}
+            rows.append(row | {name: of(b) for name, of in columns.items()})
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="gpmil")
+
+
+def ran(*arguments) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result.stdout
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files but the log, which has the times."""
+    found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert b"complete" in found.pop("log.txt")
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick():
+    """Few resamples, and a page for cv alone: what takes long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "RESAMPLES", 20)
+        for command in ("fit", "predict"):
+            patch.setattr(f"gpmil.cli.{command}.write_report", lambda folder: None)
+        yield
+
+
+@pytest.fixture
+def _no_report(monkeypatch):
+    monkeypatch.setattr("gpmil.cli.cv.write_report", lambda folder: None)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a cohort, and a run of every kind."""
+    place = tmp_path_factory.mktemp("cli-runs")
+    data = write_table(place / "own.csv")
+    ran("fit", data, "--out", place / "fit", *COUPLED)
+    ran("cv", data, "--out", place / "cv", "--folds", 3, *COUPLED)
+    ran("predict", place / "fit", data, "--out", place / "new", "--batch", 40, *QUICK)
+    return place
+
+
+# --- What the commands write ----------------------------------------------------------------------
+def test_a_run_is_a_folder(place):
+    common = {"config.json", "log.txt", "metrics.json", "patches", "predictions.csv"}
+    reported = {"report.html"} if options.find_spec("gpmil.run_report") else set()
+    found = {name: {p.name for p in (place / name).iterdir()} for name in ("fit", "cv", "new")}
+    assert found == {
+        "fit": common | {"model", "splits.csv"},
+        "cv": common | reported | {"splits.csv"},
+        "new": common,
+    }
+    assert {p.name for p in place.iterdir()} == {"own.csv", "fit", "cv", "new"}
+
+
+def test_config_holds_every_option(place):
+    card = json.loads((place / "cv" / "config.json").read_text())
+    assert card["command"] == "cv" and card["options"]["folds"] == 3
+    assert card["options"]["source"]["data"] == str(place / "own.csv")
+    settings = card["model"]["settings"]
+    assert settings.keys() == gpmil.VGPMILPRI().get_params(deep=False).keys()
+    assert settings["coupling"] == 0.6 and settings["random_state"] == 0
+    assert card["steps"]["s00"] == 10 and card["data"]["slides"] == 18
+    assert str(card["versions"]["gpmil"]) == gpmil.__version__
+    assert not re.search(r"\d\d:\d\d:\d\d", (place / "cv" / "config.json").read_text())
+
+
+def test_fit_saves_the_model_of_the_python_call(place):
+    bags = gpmil.read(place / "own.csv")
+    expected = gpmil.VGPMILPRI(
+        coupling=0.6, variance=2.3, lengthscale=1.9, mean=-1.7, n_inducing=12, random_state=0
+    ).fit(bags)
+    loaded = gpmil.load(place / "fit" / "model")
+    np.testing.assert_allclose(loaded.posterior_mean_, expected.posterior_mean_, rtol=1e-10)
+    assert loaded.get_params() == expected.get_params()
+    for run in ("fit", "new"):
+        table = runs.read_predictions(place / run)
+        probability = expected.predict_proba(bags)[:, 1]
+        np.testing.assert_allclose(table["probability"], probability, rtol=1e-8)
+    assert "fitted on" in json.loads((place / "fit" / "metrics.json").read_text())["note"]
+
+
+def test_cv_predicts_every_slide_by_a_model_that_has_not_seen_its_patient(place):
+    splits = pd.read_csv(place / "cv" / "splits.csv", dtype=str)
+    table = runs.read_predictions(place / "cv")
+    assert sorted(table["slide"]) == [f"s{b:02d}" for b in range(18)]
+    bags = gpmil.read(place / "own.csv")
+    for fold, rows in splits.groupby("fold"):
+        train, test = (set(rows["slide"][rows["part"] == part]) for part in ("train", "test"))
+        assert len(train | test) == 18 and not train & test
+        patients = rows.groupby("part")["patient"].apply(set)
+        assert not patients["train"] & patients["test"]
+        model = gpmil.load(place / "fit" / "model").with_settings_fixed()
+        model.fit(bags[np.isin(bags.names, list(train))])
+        held_out = bags[np.isin(bags.names, list(test))]
+        own = table[table["fold"] == fold].set_index("slide").loc[held_out.names.tolist()]
+        expected = model.predict_proba(held_out)[:, 1]
+        np.testing.assert_allclose(own["probability"], expected, rtol=1e-7)
+
+
+def test_splits_csv_is_read_back(place, tmp_path, _no_report):
+    given = ["--splits", place / "cv" / "splits.csv"]
+    ran("cv", place / "own.csv", "--out", tmp_path / "again", *given, *COUPLED)
+    for name in ("predictions.csv", "splits.csv", "metrics.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (place / "cv" / name).read_bytes()
+
+
+def test_a_run_is_repeated_from_its_config(place, tmp_path):
+    for command in ("fit", "cv"):
+        config = place / command / "config.json"
+        ran(command, "--config", config, "--out", tmp_path / command)
+        assert contents(tmp_path / command) == contents(place / command)
+
+
+def test_a_run_on_other_data_is_not_a_repetition(place, tmp_path):
+    card = json.loads((place / "fit" / "config.json").read_text())
+    card["options"]["source"]["data"] = str(write_table(tmp_path / "other.csv", seed=6))
+    (tmp_path / "config.json").write_text(json.dumps(card))
+    result = invoke("fit", "--config", tmp_path / "config.json", "--out", tmp_path / "run")
+    assert result.exit_code == 2 and "another fingerprint" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# --- Killed and continued -------------------------------------------------------------------------
+KILLED = """
+import json, os, signal, sys
+from gpmil import runs
+from gpmil.cli import cv, main, predict
+
+runs.RESAMPLES, predict.write_report = 20, lambda folder: None
+
+def die_at(where, count):
+    real, left = getattr(runs, where), [count]
+
+    def killing(*given, **named):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given, **named)
+
+    setattr(runs, where, killing)
+
+for where, count, arguments in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        die_at(where, count)
+        sys.argv = ["gpmil", *arguments]
+        main()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def kill(*commands: tuple[str, int, list]) -> list[int]:
+    """Run commands, each killed (SIGKILL) at the n-th call of a function of `runs`; exit codes."""
+    given = json.dumps([(where, n, [str(a) for a in words]) for where, n, words in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, given],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(code) for code in done.stdout.split()]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL and fork")
+def test_killed_runs_continue_to_the_same_bytes(place, tmp_path):
+    """Killed while writing patches of the second fold or batch, or at the very end."""
+    data, fit = place / "own.csv", place / "fit"
+    commands = {
+        "cv": ["cv", data, "--folds", 3, *COUPLED],
+        "new": ["predict", fit, data, "--batch", 40, *QUICK],
+    }
+    killed = [("cv", "write_whole", 12), ("new", "write_whole", 9), ("new", "swap", 0)]
+    outs = [tmp_path / f"{where}-{name}" for name, where, _ in killed]
+    codes = kill(
+        *((at, n, [*commands[name], "--out", o]) for (name, at, n), o in zip(killed, outs))
+    )
+    assert codes == [-signal.SIGKILL] * 3
+    for (name, where, _), out in zip(killed, outs):
+        partial = out.with_name(out.name + ".partial")
+        done = len(list((partial / runs.UNITS).glob("[!.]*.csv")))
+        assert not out.exists() and (1 <= done <= 2 if where == "write_whole" else done > 2)
+        before = (partial / "log.txt").read_text()
+        ran(*commands[name], "--out", out)
+        log = (out / "log.txt").read_text()
+        assert log.startswith(before)  # continued, and nothing was computed twice
+        finished = re.findall(r"finished (\S+)", log)
+        assert len(finished) == len(set(finished)) > 2
+        assert contents(out) == contents(place / name)
+        assert not partial.exists()
+
+
+def test_an_interrupted_run_of_another_kind_is_refused(place, tmp_path, caplog, _no_report):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    data, out = place / "own.csv", tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "judge", interrupted)
+        result = invoke("cv", data, "--out", out, "--folds", 2, *COUPLED)
+    assert result.exit_code == 130 and "the same command continues" in caplog.text
+    result = invoke("cv", data, "--out", out, "--folds", 2, *COUPLED, "--max-iter", 99)
+    assert result.exit_code == 2
+    assert "max_iter: 200 there, 99 here" in result.stderr.splitlines()[-1]
+    result = invoke("fit", data, "--out", out, *COUPLED)
+    assert result.exit_code == 2 and "command: 'cv' there, 'fit' here" in result.stderr
+    assert not out.exists()
+
+
+def test_a_full_disk_gets_one_line(place, tmp_path, monkeypatch, _no_report):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runs, "write_whole", full)
+    result = invoke("predict", place / "fit", place / "own.csv", "--out", tmp_path / "run", *QUICK)
+    assert result.exit_code == 2 and "No space left" in result.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- cv -------------------------------------------------------------------------------------------
+def test_clam_splits_train_on_val_and_pool_the_tests(place, tmp_path, _no_report):
+    names = [f"s{b:02d}" for b in range(18)]
+    folder = tmp_path / "splits"
+    folder.mkdir()
+    for i, test in enumerate((names[:4], names[2:6], names[10:12])):
+        rest = [n for n in names if n not in test]
+        columns = {"train": rest[4:], "val": rest[:4], "test": [f"{n}.svs" for n in test]}
+        frame = pd.DataFrame({k: pd.Series(v) for k, v in columns.items()})
+        frame.to_csv(folder / f"splits_{i}.csv")
+        frame.notna().to_csv(folder / f"splits_{i}_bool.csv")
+    run = tmp_path / "run"
+    ran("cv", place / "own.csv", "--splits", folder, "--out", run, *COUPLED)
+    table = runs.read_predictions(run)
+    assert table.groupby("fold")["slide"].apply(list).to_dict() == {
+        "0": names[:4],
+        "1": names[2:6],
+        "2": names[10:12],
+    }
+    assert {p.name for p in (run / "patches").iterdir()} == {
+        f"{n}.csv.gz" for n in {*names[:6], *names[10:12]}
+    }
+    splits = pd.read_csv(run / "splits.csv")
+    assert (splits[splits["fold"] == 0]["part"] == "train").sum() == 14
+
+
+def bags_of(place: Path) -> gpmil.Bags:
+    return gpmil.read(place / "own.csv")
+
+
+def test_a_table_of_folds_is_followed(place, tmp_path):
+    bags = bags_of(place)
+    fold = {f"s{b:02d}": "abc"[b // 2 % 3] for b in range(18)}
+    table = tmp_path / "folds.csv"
+    pd.DataFrame({"slide_id": list(fold), "fold": list(fold.values())}).to_csv(table, index=False)
+    found = cv.planned(bags, cv.Folds(splits=str(table)), options.Source("own.csv"))
+    assert [s.fold for s in found] == ["a", "b", "c"]
+    for split in found:
+        assert {fold[n] for n in bags.names[split.test]} == {split.fold}
+        assert len(split.train) + len(split.test) == 18
+
+
+def test_sites_stay_in_one_fold(tmp_path, caplog):
+    data = write_table(tmp_path / "own.csv", hospital=lambda b: f"h{b // 4}")
+    bags = gpmil.read(data)
+    source = options.Source(str(data))
+    site = np.arange(18) // 4
+    for split in cv.planned(bags, cv.Folds(folds=3, repeats=2, site="hospital"), source):
+        assert not set(site[split.train]) & set(site[split.test])
+    torn = write_table(tmp_path / "torn.csv", hospital=lambda b: f"h{b % 4}")
+    cv.planned(gpmil.read(torn), cv.Folds(folds=2, site="hospital"), options.Source(str(torn)))
+    assert "4 sites make 2 groups" in caplog.text
+    with pytest.raises(ValueError, match="there is no column 'clinic'"):
+        cv.planned(bags, cv.Folds(site="clinic"), source)
+
+
+def test_patients_of_two_sites_join_them():
+    site = np.array(["a", "a", "b", "c", "c", "d"])
+    patient = np.array([0, 1, 1, 2, 3, 4])
+    found = cv.together(site, patient)
+    assert found.tolist() == [0, 0, 0, 1, 1, 2]
+
+
+def test_repeats_have_other_folds(place):
+    found = cv.planned(bags_of(place), cv.Folds(folds=3, repeats=2), options.Source("own.csv"))
+    assert [s.unit for s in found][2:4] == ["repeat-0-fold-2", "repeat-1-fold-0"]
+    assert any(a.test.tolist() != b.test.tolist() for a, b in zip(found[:3], found[3:]))
+    for r in (0, 1):
+        assert sorted(b for s in found if s.repeat == r for b in s.test) == list(range(18))
+
+
+def write_folds(path: Path, rows: list[tuple]) -> Path:
+    pd.DataFrame(rows, columns=["slide", "fold"]).to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([("other", 0)], "none of its slides is in the data"),
+        ([("s00", 0), ("s01", 1), ("s02", 1)], "patients are both trained on and tested"),
+        ([("s00", 0), ("s02", 1), ("s04", 1)], "training slides are of one class"),
+        ([("s00", 0), ("s00", 1)], "is in several rows"),
+    ],
+)
+def test_splits_that_cannot_be_are_refused(place, tmp_path, rows, said):
+    table = write_folds(tmp_path / "folds.csv", rows)
+    with pytest.raises(ValueError, match=said):
+        cv.planned(bags_of(place), cv.Folds(splits=str(table)), options.Source("own.csv"))
+
+
+# --- predict --------------------------------------------------------------------------------------
+def test_several_couplings_have_folders_of_their_own(place, tmp_path, _no_report):
+    arguments = ["--coupling", "0,0.6,3.5", "--out", tmp_path / "run", *QUICK]
+    said = ran("predict", place / "fit", place / "own.csv", *arguments)
+    assert "coupling 3.5:" in said
+    table = runs.read_predictions(tmp_path / "run")
+    bags, model = bags_of(place), gpmil.load(place / "fit" / "model")
+    for coupling, rows in table.groupby("coupling"):
+        model.coupling_ = float(coupling)
+        expected = model.predict_proba(bags)[:, 1]
+        np.testing.assert_allclose(rows["probability"], expected, rtol=1e-8)
+        file = tmp_path / "run" / "patches" / f"coupling-{coupling}" / "s03.csv.gz"
+        expected = model.predict_instances(bags[3]).probability
+        np.testing.assert_allclose(runs.read_patches(file)["probability"], expected, rtol=1e-8)
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert list(found["couplings"]) == ["0", "0.6", "3.5"]
+
+
+def test_the_coupling_of_the_fit_changes_nothing(place, tmp_path, _no_report):
+    arguments = ["--coupling", "0.6", "--batch", 40, "--out", tmp_path / "run", *QUICK]
+    ran("predict", place / "fit" / "model", place / "own.csv", *arguments)
+    same = (tmp_path / "run" / "predictions.csv").read_bytes()
+    assert same == (place / "new" / "predictions.csv").read_bytes()
+
+
+def test_slides_of_the_fit_are_noted(place, tmp_path, caplog):
+    found = json.loads((place / "new" / "metrics.json").read_text())
+    assert found["note"].startswith("18 of 18 slides have the names of slides that the model")
+    fresh = pd.read_csv(place / "own.csv").assign(slide=lambda t: "t" + t["slide"])
+    fresh.to_csv(tmp_path / "fresh.csv", index=False)
+    ran("predict", place / "fit", tmp_path / "fresh.csv", "--out", tmp_path / "run", *QUICK)
+    assert "note" not in json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert "flatter" not in caplog.text
+
+
+# --- evaluate -------------------------------------------------------------------------------------
+def test_evaluate_agrees_with_the_run_to_the_last_digit(place, tmp_path):
+    for run in ("cv", "new"):
+        out = tmp_path / f"{run}.json"
+        ran("evaluate", place / run, "--out", out)
+        assert out.read_bytes() == (place / run / "metrics.json").read_bytes()
+        ran("evaluate", place / run, "--labels", place / "own.csv", "--out", out)
+        assert out.read_bytes() == (place / run / "metrics.json").read_bytes()
+
+
+def test_evaluate_against_other_labels(place, tmp_path, _no_report):
+    run, words = tmp_path / "run", tmp_path / "labels.csv"
+    blind = tmp_path / "blind.csv"
+    pd.read_csv(place / "own.csv").drop(columns=["label", "patch_label"]).to_csv(blind, index=False)
+    ran("predict", place / "fit", blind, "--out", run, *QUICK)
+    assert not (run / "metrics.json").exists()
+    assert invoke("evaluate", run).exit_code == 2
+    rows = [(f"s{b:02d}.svs", "cancer" if b % 2 else "benign") for b in range(14)]
+    pd.DataFrame(rows, columns=["slide_id", "diagnosis"]).to_csv(words, index=False)
+    truth = ["--labels", words, "--label", "diagnosis", "--positive", "cancer"]
+    patches = ["--patch-labels", place / "own.csv"]
+    ran("evaluate", run, *truth, *patches)
+    found = json.loads((run / "metrics.json").read_text())
+    assert found["slides"]["slides"] == 14 and found["slides"]["positive"] == 7
+    expected = json.loads((place / "new" / "metrics.json").read_text())
+    assert found["patches"] == expected["patches"]
+    assert "metrics.json" in json.loads((run / "config.json").read_text())["files"]
+    ran("predict", place / "fit", blind, "--out", run, *QUICK)  # ours, and replaced
+
+
+# --- Settings -------------------------------------------------------------------------------------
+def test_settings_may_stand_anywhere_and_have_hyphens_or_underscores():
+    own = {"--out", "--labels"}
+    words = ["--n_inducing=7", "data", "--tuning-budget", "9", "--out", "run", "--calibrated"]
+    rest, found = options.separate(words, own)
+    assert rest == ["data", "--out", "run"]
+    assert found == {"n_inducing": "7", "tuning_budget": "9", "calibrated": None}
+    model = options.build_model("vgpmil-pr-i", found)
+    assert (model.n_inducing, model.tuning_budget, model.calibrated) == (7, 9, True)
+
+
+@pytest.mark.parametrize("name", ["VGPMIL", "VGPMILPR", "AttentionMIL", "PseudoLabelMIL"])
+def test_every_setting_of_a_model_survives_the_config(name):
+    cls = getattr(gpmil, name)
+    defaults = cls().get_params(deep=False)
+    text = {k: ",".join(v) if isinstance(v, tuple) else str(v) for k, v in defaults.items()}
+    model = options.build_model(name, text)
+    assert model.get_params(deep=False) == defaults
+    again = options.model_from_card(json.loads(json.dumps(options.model_card(model))))
+    assert again.get_params(deep=False) == defaults
+
+
+def test_optimize_is_a_tuple():
+    model = options.build_model("VGPMILPR", {"optimize": "inducing,mean"})
+    assert model.optimize == ("inducing", "mean")
+
+
+# --- Mistakes -------------------------------------------------------------------------------------
+def one_line(result) -> str:
+    """What a mistake said: exit code 2, the last line is ours, no traceback."""
+    assert result.exit_code == 2, result.output + repr(result.exception)
+    assert "Traceback" not in result.stderr and result.stdout == ""
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("gpmil: ")
+    return last
+
+
+def test_bad_input_gets_one_line_and_leaves_nothing(place, tmp_path):
+    data, wide = place / "own.csv", write_table(tmp_path / "wide.csv", n_features=6)
+    three = write_table(tmp_path / "three.csv", label=lambda b: "abc"[b % 3])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    labels = tmp_path / "labels.csv"
+    pd.DataFrame({"slide": ["x1"], "label": [1]}).to_csv(labels, index=False)
+    new = ["--out", tmp_path / "run"]
+    cases = [
+        (["fit", tmp_path / "nowhere", *new], "there is nothing at"),
+        (["fit", tmp_path / "empty", *new], str(tmp_path / "empty")),
+        (["fit", data, "--labels", labels, *new], "no slide has a label"),
+        (["fit", data, "--label", "grade", *new], "no column 'grade'"),
+        (["fit", three, *new], "'a', 'b', 'c'"),
+        (["fit", data, "--colour", "red", *new], "no such option: --colour; settings of VGPMILPRI"),
+        (["fit", data, "--coupling", *new], "--coupling requires an argument"),
+        (["fit", data, "--coupling", "-1", *new], "coupling must be"),
+        (["fit", data, "--model", "CLAM", *new], "--model must be one of VGPMIL,"),
+        (["fit", data, "--step", "far", *new], "--step must be a number"),
+        (["fit", *new], "Missing argument 'DATA'"),
+        (["fit", data], "Missing option '--out'"),
+        (["fit", "--config", tmp_path / "no.json", *new], "is no run of gpmil"),
+        (["fit", "--config", place / "cv" / "config.json", *new], "repeat it with gpmil cv"),
+        (["cv", "--config", place / "cv", data, *new], "leave out 'data'"),
+        (["cv", "--config", place / "cv", "--coupling", "2", *new], "leave out 'coupling'"),
+        (["cv", data, "--folds", "1", *new], "--folds must be"),
+        (["cv", data, "--splits", tmp_path / "empty", *new], "expected files splits_0.csv"),
+        (["cv", data, "--splits", labels, "--site", "x", *new], "leave out --site"),
+        (["cv", data, "--site", "clinic", *new], "no column 'clinic'"),
+        (["predict", place / "fit", wide, *new], "fitted on 4 features an instance"),
+        (["predict", place / "cv", data, *new], "is a run of gpmil cv and holds no model"),
+        (["predict", tmp_path / "empty", data, *new], "neither a run of gpmil fit"),
+        (["predict", place / "fit", data, "--coupling", "strong", *new], "--coupling must be"),
+        (["predict", place / "fit", data, "--rate", "10", *new], "--rate must be"),
+        (["predict", place / "fit", data, "--out", tmp_path / "file" / "run"], "ot a directory"),
+        (["predict", place / "fit", data, "--out", place / "cv"], "holds a run of gpmil cv"),
+        (["predict", place / "fit", data, "--out", place], "holds files that gpmil did not write"),
+        (["evaluate", tmp_path / "empty"], "is no run of gpmil"),
+        (["evaluate", place / "new", "--labels", labels], "no slide has a label"),
+        (["inspect", tmp_path / "nowhere"], "there is nothing at"),
+    ]
+    before = contents(place / "cv")
+    for arguments, said in cases:
+        assert said in one_line(invoke(*arguments)), arguments
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "wide.csv",
+        "three.csv",
+        "empty",
+        "file",
+        "labels.csv",
+    }
+    assert contents(place / "cv") == before
+
+
+def test_three_classes_with_a_positive_one(tmp_path):
+    data = write_table(tmp_path / "three.csv", label=lambda b: "abc"[b % 3])
+    ran("fit", data, "--positive", "b", "--out", tmp_path / "run", *COUPLED)
+    splits = pd.read_csv(tmp_path / "run" / "splits.csv")
+    assert splits["label"].sum() == 6
+
+
+def test_unlabelled_slides_are_left_out_of_the_fit(tmp_path, caplog):
+    data = write_table(tmp_path / "own.csv", label=lambda b: b % 2 if b < 12 else None)
+    result = invoke("fit", data, "--out", tmp_path / "run", *COUPLED)
+    assert result.exit_code == 0
+    assert "left out for want of a label: 6 slides" in caplog.text
+    assert len(pd.read_csv(tmp_path / "run" / "splits.csv")) == 12
+
+
+# --- The rest -------------------------------------------------------------------------------------
+def test_inspect_says_what_would_be_read(place):
+    said = ran("inspect", place / "own.csv")
+    assert "18 slides, 162 patches x 4 features" in said
+    assert "classes: 9 positive, 9 negative" in said and "patients: 9" in said
+
+
+def test_doctor_finds_this_installation_healthy():
+    said = ran("doctor").splitlines()
+    assert all(line.split()[0] in ("PASS", "WARN") for line in said[:-1])
+    assert said[-1].endswith("0 FAIL")
+
+
+def test_doctor_names_the_fix(monkeypatch, tmp_path):
+    assert str(doctor.package("numpy", SpecifierSet("<1"))) == (
+        f"FAIL numpy {np.__version__} (needs <1). Fix: pip install 'numpy<1'"
+    )
+    assert doctor.package("no-such-package", SpecifierSet()).grade == doctor.FAIL
+    usage = type("Usage", (), {"free": 5})
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: usage)
+    assert [f.grade for f in doctor.findings(tmp_path) if "free on the disk" in f.text] == ["WARN"]
+    monkeypatch.setattr(doctor, "findings", lambda: [doctor.Finding(doctor.FAIL, "broken")])
+    assert invoke("doctor").exit_code == 1
+
+
+def test_help_lists_the_commands():
+    said = ran("--help")
+    for command in ("inspect", "fit", "cv", "predict", "evaluate", "doctor"):
+        assert command in said
