@@ -148,10 +148,9 @@ def test_splits_csv_is_read_back(place, tmp_path, _no_report):
 
 
 def test_a_run_is_repeated_from_its_config(place, tmp_path):
-    for command in ("fit", "cv"):
-        config = place / command / "config.json"
-        ran(command, "--config", config, "--out", tmp_path / command)
-        assert contents(tmp_path / command) == contents(place / command)
+    for command, name in (("fit", "fit"), ("cv", "cv"), ("predict", "new")):
+        ran(command, "--config", place / name / "config.json", "--out", tmp_path / name)
+        assert contents(tmp_path / name) == contents(place / name)
 
 
 def test_a_run_on_other_data_is_not_a_repetition(place, tmp_path):

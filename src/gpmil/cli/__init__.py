@@ -253,11 +253,13 @@ def _cv(
 
 @app.command("predict")
 def _predict(
-    model: Annotated[
-        Path, typer.Argument(help="A run of gpmil fit, or a saved model.", show_default=False)
-    ],
-    data: options.DataArgument,
+    ctx: options.Context,
     out: options.Out,
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="A run of gpmil fit, or a saved model.", show_default=False),
+    ] = None,
+    data: options.MaybeData = None,
     labels: options.Labels = None,
     slide: options.SlideColumn = None,
     label: options.LabelColumn = None,
@@ -277,15 +279,23 @@ def _predict(
     interval_patches: options.IntervalPatches = 500,
     batch: options.Batch = 20_000,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if any.")] = None,
+    config: options.ConfigFile = None,
 ) -> None:
     """Predict slides and their patches with a fitted model."""
+    if config is not None:
+        options.refuse_others(ctx)
+        from gpmil.cli import predict
+
+        return predict.repeat(config, out, cache)
+    if model is None:
+        raise typer.BadParameter("name the model, then the data: gpmil predict RUN DATA --out NEW.")
     from gpmil import runs
     from gpmil.cli import predict
 
     source = _source(data, labels, slide, label, positive, patient, step, graph, format, skip_bad)
     wanted = predict.Wanted(str(model), coupling, device)
     asked = runs.Asked(rate, alpha, interval_patches, batch)
-    predict.run(source, wanted, asked, out, cache)
+    return predict.run(source, wanted, asked, out, cache)
 
 
 @app.command("evaluate")

@@ -11,7 +11,15 @@ import pandas as pd
 from gpmil import persistence, runs
 from gpmil.bag_checks import listed
 from gpmil.bags import Bags
-from gpmil.cli.options import Source, print_line, progress, show_metrics, write_report
+from gpmil.cli.options import (
+    Source,
+    check_repeated,
+    print_line,
+    progress,
+    repeated,
+    show_metrics,
+    write_report,
+)
 from gpmil.models import BagClassifier, load
 from gpmil.models.base import package_versions
 from gpmil.report import CARD, RESEARCH
@@ -57,8 +65,21 @@ def model_folder(path: Path) -> Path:
     raise ValueError(f"{path} is neither a run of gpmil fit nor a saved model.")
 
 
+def repeat(file: Path, out: Path, cache: Path | None) -> None:
+    """Predict again as a config.json says."""
+    card = repeated(file, "predict")
+    options = dict(card["options"])
+    source, asked = Source(**options.pop("source")), runs.Asked(**options.pop("asked"))
+    run(source, Wanted(**options), asked, out, cache, before=card)
+
+
 def run(
-    source: Source, wanted: Wanted, asked: runs.Asked, out: Path, cache: Path | None = None
+    source: Source,
+    wanted: Wanted,
+    asked: runs.Asked,
+    out: Path,
+    cache: Path | None = None,
+    before: dict[str, Any] | None = None,
 ) -> None:
     """Predict batch by batch; finished ones are not computed again."""
     asked.check()
@@ -72,12 +93,16 @@ def run(
     model._check_predictable(bags)
     config: dict[str, Any] = {
         "command": "predict",
-        "options": {"source": asdict(source), **asdict(wanted), **asdict(asked)},
+        "options": {"source": asdict(source), **asdict(wanted), "asked": asdict(asked)},
         "model": {"class": type(model).__name__, **_card(place)},
         "versions": package_versions(),
         "data": runs.data_card(bags),
         "read": lines,
     }
+    if before is not None:
+        check_repeated(before, config)
+        if before["model"] != config["model"]:
+            raise ValueError(f"{place} is not the model of the run to be repeated: it has changed.")
     seen = _seen(place, bags)
     if seen:
         config["note"] = seen
