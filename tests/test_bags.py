@@ -956,3 +956,23 @@ def test_nothing_is_printed(capsys, caplog):
         Bags.from_frame(make_frame(), instance_label="tissue")
     assert len(said(caplog)) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_a_large_subset_of_a_file_stays_on_disk(tmp_path, monkeypatch):
+    rng = np.random.default_rng(4)
+    features = np.memmap(tmp_path / "x", dtype="f2", mode="w+", shape=(60, 7))
+    features[:] = rng.normal(size=(60, 7))
+    bags = Bags(features, np.array([0, 9, 21, 40, 52, 60]), labels=[0, 1, 0, 1, 1])
+    inside = bags[[4, 0, 2]]
+    assert not isinstance(inside.features, np.memmap)
+    monkeypatch.setattr("gpmil.bags.ROOM", 100)
+    monkeypatch.setattr("gpmil.bags._CHUNK", 35)  # five rows at a time
+    outside = bags[[4, 0, 2]]
+    assert isinstance(outside.features, np.memmap)
+    assert outside.features.dtype == np.float16
+    np.testing.assert_array_equal(outside.features, inside.features)
+    again = outside[np.array([True, False, True])]  # and of that one, again
+    np.testing.assert_array_equal(again.features, inside.features[[*range(8), *range(17, 36)]])
+    twin = pickle.loads(pickle.dumps(outside))  # to other processes it goes as an array
+    np.testing.assert_array_equal(twin.features, inside.features)
+    assert isinstance(bags[1:3].features, np.memmap)  # a slice is a view

@@ -6,6 +6,7 @@ every subset is a ``Bags`` again, so scikit-learn can split one as if it were an
 Arguments are checked in ``gpmil.bag_checks`` and ``gpmil.bag_positions``.
 """
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ from gpmil.bag_positions import Steps
 from gpmil.bag_tables import Table
 from gpmil.graphs import Coords, Offsets
 
+ROOM = 1 << 28  # bytes of a subset of a file that are read into memory
 _CHUNK = 1 << 24  # values examined at a time when looking for NaN, so that a memmap stays one
 
 
@@ -341,7 +343,7 @@ class Bags:
         rows = _rows(self.offsets, chosen, offsets)
         subset = object.__new__(type(self))
         subset._store(
-            features=self.features[rows],
+            features=_take_features(self.features, rows),
             offsets=offsets,
             labels=self.labels[chosen],
             names=self.names[chosen],
@@ -464,6 +466,24 @@ def _rows(
         return slice(int(offsets[chosen[0]]), int(offsets[chosen[-1] + 1]))
     shift = offsets[chosen] - new_offsets[:-1]
     return np.arange(new_offsets[-1]) + np.repeat(shift, np.diff(new_offsets))
+
+
+def _take_features(features: np.ndarray, rows: slice | Int[np.ndarray, " rows"]) -> np.ndarray:
+    """The rows; those of a large file go to another file, not into memory.
+
+    The file has no name and is gone with the array. A slice stays a view of the first one.
+    """
+    if isinstance(rows, slice) or not isinstance(features, np.memmap):
+        return features[rows]
+    if len(rows) * features.shape[1] * features.itemsize <= ROOM:
+        return features[rows]
+    with tempfile.TemporaryFile() as file:
+        shape = (len(rows), features.shape[1])
+        taken = np.memmap(file, dtype=features.dtype, mode="w+", shape=shape)
+        step = max(1, _CHUNK // features.shape[1])
+        for start in range(0, len(rows), step):
+            taken[start : start + step] = features[rows[start : start + step]]
+    return taken
 
 
 def _take_blocks(
