@@ -17,11 +17,8 @@ LEAST_DISK = 2 * GIB
 
 # Module, what it is for, how to get it
 OPTIONAL = (
-    ("openslide", "thumbnails of slides", "pip install openslide-python openslide-bin"),
-    ("pyarrow", "parquet tables", "pip install pyarrow"),
-    ("faiss", "faster k-means", "pip install faiss-cpu"),
-    ("dask", "cohorts over several machines", "pip install 'dask[distributed]'"),
-    ("fastapi", "the viewer", "pip install fastapi uvicorn"),
+    ("openslide", "thumbnails of slides", "pip install 'gpmil[slides]'"),
+    ("pyarrow", "parquet tables", "pip install 'gpmil[parquet]'"),
 )
 
 
