@@ -56,7 +56,9 @@ class Part:
 
     def name(self) -> str:
         """The stem of its files: changes with the data, the settings and the version."""
-        settings = f"{self.method.make(self.seed)!r}, {self.flags}, {__version__}"
+        # every setting, also those at their defaults: a default may change
+        given = self.method.make(self.seed).get_params(deep=True)
+        settings = f"{sorted(given.items(), key=str)}, {self.flags}, {__version__}"
         key = hashlib.blake2b((self.fingerprint + settings).encode(), digest_size=6).hexdigest()
         return f"{self.cohort.slug}-{self.method.key}-{self.seed}-{key}"
 
