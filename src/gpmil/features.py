@@ -42,6 +42,15 @@ class FeatureMap:
         return self.mean + (scores if self.components is None else scores @ self.components)
 
 
+def fitted(
+    features: Num[np.ndarray, "N D"], n_components: int | None, standardize: bool
+) -> FeatureMap:
+    """What the settings of a model ask for: PCA scores, standardised columns, or neither."""
+    if n_components is not None:
+        return pca(features, n_components)
+    return standardizer(features) if standardize else identity(features.shape[1])
+
+
 def identity(n_features: int) -> FeatureMap:
     """Features as they are."""
     return FeatureMap(np.zeros(n_features), np.ones(n_features))

@@ -1,5 +1,6 @@
 """The estimator contract: what every model of bags offers, to users and to scikit-learn."""
 
+import copy
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from logging import INFO, StreamHandler, getLogger
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 
-from gpmil import __version__
+from gpmil import __version__, features
 from gpmil.bags import Bags
 
 logger = getLogger("gpmil")
@@ -78,6 +79,9 @@ def _axes(bags: Bags) -> int:
     return 0 if bags.coords is None else bags.coords.shape[1]
 
 
+Model = TypeVar("Model", bound="BagClassifier")
+
+
 class BagClassifier(ClassifierMixin, BaseEstimator):
     """A scikit-learn classifier whose samples are the bags of a `Bags`.
 
@@ -86,6 +90,35 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
 
     classes_: np.ndarray
     n_features_in_: int
+    feature_mean_: np.ndarray
+    feature_scale_: np.ndarray
+    feature_components_: np.ndarray | None
+    cohort_: dict[str, Any]
+    n_components: Any
+    standardize: Any
+    verbose: Any
+
+    def fit(self: Model, bags, y=None) -> Model:
+        """Fit to labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
+        fresh = copy.copy(self)  # a fit that fails leaves this model as it was
+        with progress_shown(bool(self.verbose)):
+            fresh._fit(check_bags(bags), y)
+        self.__dict__.update(fresh.__dict__)
+        return self
+
+    def _fit(self, bags: Bags, y) -> None:
+        raise NotImplementedError
+
+    def _fit_feature_map(self, bags: Bags) -> None:
+        wanted = None if self.n_components is None else int(self.n_components)
+        found = features.fitted(bags.features, wanted, bool(self.standardize))
+        self.feature_mean_, self.feature_scale_ = found.mean, found.scale
+        self.feature_components_ = found.components
+
+    def _feature_map(self) -> features.FeatureMap:
+        return features.FeatureMap(
+            self.feature_mean_, self.feature_scale_, self.feature_components_
+        )
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

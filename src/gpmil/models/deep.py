@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,10 +24,8 @@ from gpmil.features import FeatureMap
 from gpmil.models.base import (
     BagClassifier,
     InstancePredictions,
-    check_bags,
     cohort_card,
     package_versions,
-    progress_shown,
     resolve_device,
     training_labels,
 )
@@ -35,6 +33,7 @@ from gpmil.models.checks import count, generator, number, one_of, plain
 
 logger = logging.getLogger("gpmil")
 
+Model = TypeVar("Model", bound="DeepMIL")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 ROWS = 2**15  # instances predicted at a time, unless one bag has more
 ROOM = 2 * 2**30  # bytes of network inputs kept in memory while training on a CPU
@@ -367,13 +366,10 @@ class DeepMIL(BagClassifier):
 
     # --- Fit ----------------------------------------------------------------------------------
 
-    def fit(self, bags, y=None):
+    def fit(self: Model, bags, y=None) -> Model:
         """Train on labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
-        fresh = copy.copy(self)  # a fit that fails leaves this model as it was
-        with progress_shown(bool(self.verbose)), torch.enable_grad():
-            fresh._fit(check_bags(bags), y)
-        self.__dict__.update(fresh.__dict__)
-        return self
+        with torch.enable_grad():
+            return super().fit(bags, y)
 
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
@@ -426,19 +422,6 @@ class DeepMIL(BagClassifier):
         # n / (2 n_y): both classes weigh the same, a bag weighs one on average
         weights = len(training) / (2 * np.bincount(labels[training], minlength=2))
         return torch.from_numpy(weights[labels])
-
-    def _fit_feature_map(self, bags: Bags) -> None:
-        if self.n_components is not None:
-            found = features.pca(bags.features, int(self.n_components))
-        elif self.standardize:
-            found = features.standardizer(bags.features)
-        else:
-            found = features.identity(bags.n_features)
-        self.feature_mean_, self.feature_scale_ = found.mean, found.scale
-        self.feature_components_ = found.components
-
-    def _feature_map(self) -> FeatureMap:
-        return FeatureMap(self.feature_mean_, self.feature_scale_, self.feature_components_)
 
     def _n_inputs(self) -> int:
         components = self.feature_components_

@@ -4,7 +4,6 @@ The family of methods that the paper compares itself with: where the Gaussian-pr
 integrate over the labels of the instances, these guess them, train, and guess again.
 """
 
-import copy
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 
-from gpmil import features, persistence
+from gpmil import persistence
 from gpmil.bags import Bags
 from gpmil.graphs import bag_index
 from gpmil.models.base import (
@@ -27,10 +26,8 @@ from gpmil.models.base import (
     InstancePredictions,
     Predictions,
     both_classes,
-    check_bags,
     cohort_card,
     package_versions,
-    progress_shown,
     training_labels,
 )
 from gpmil.models.checks import count, generator, one_of, plain
@@ -277,16 +274,8 @@ class PseudoLabelMIL(BagClassifier):
 
     # --- Fit ----------------------------------------------------------------------------------
 
-    def fit(self, bags, y=None) -> "PseudoLabelMIL":
-        """Train on labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
-        self._check_settings()
-        fresh = copy.copy(self)  # a fit that fails leaves this model as it was
-        with progress_shown(self.verbose):
-            fresh._fit(check_bags(bags), y)
-        self.__dict__.update(fresh.__dict__)
-        return self
-
     def _fit(self, bags: Bags, y) -> None:
+        self._check_settings()
         labels, self.classes_ = training_labels(bags, y)
         self.n_features_in_ = bags.n_features
         self.cohort_ = cohort_card(bags, labels)
@@ -363,21 +352,9 @@ class PseudoLabelMIL(BagClassifier):
             network.partial_fit(x, lesson.labels, classes=[0, 1], **weights)
         return network
 
-    def _fit_feature_map(self, bags: Bags) -> None:
-        if self.n_components is not None:
-            found = features.pca(bags.features, int(self.n_components))
-        elif self.standardize:
-            found = features.standardizer(bags.features)
-        else:
-            found = features.identity(bags.n_features)
-        self.feature_mean_, self.feature_scale_ = found.mean, found.scale
-        self.feature_components_ = found.components
-
     def _inputs(self, bags: Bags) -> Iterator[Float[np.ndarray, "n d"]]:
         """What the classifier sees, some rows at a time."""
-        found = features.FeatureMap(
-            self.feature_mean_, self.feature_scale_, self.feature_components_
-        )
+        found = self._feature_map()
         for start in range(0, bags.n_instances, ROWS):
             yield found(bags.features[start : start + ROWS]).numpy()
 

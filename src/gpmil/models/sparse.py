@@ -4,7 +4,6 @@ Features become kernel inputs (features.py), inducing points are placed among th
 and q(u) is kept whitened (sparse_gp.py). The likelihood is the model's own.
 """
 
-import copy
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -13,10 +12,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from gpmil import features
 from gpmil.bags import Bags
 from gpmil.inducing import kmeans_by_class
-from gpmil.models.base import BagClassifier, check_bags, progress_shown
+from gpmil.models.base import BagClassifier
 from gpmil.models.checks import check_inducing, check_lengths, generator
 from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP
 
@@ -35,30 +33,17 @@ class SparseGPModel(BagClassifier):
     posterior_covariance_: np.ndarray
     whitened_mean_: np.ndarray
     whitened_precision_: np.ndarray
-    feature_mean_: np.ndarray
-    feature_scale_: np.ndarray
-    feature_components_: np.ndarray | None
     relevance_: np.ndarray | None  # weights of the columns, where each has its length
-    cohort_: dict[str, Any]
     lengthscale: Any
     n_inducing: Any
     inducing: Any
-    standardize: Any
-    n_components: Any
     random_state: Any
     device: Any
-    verbose: Any
 
     def fit(self: Model, bags, y=None) -> Model:
         """Fit q(u) to labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
-        fresh = copy.copy(self)  # a fit that fails leaves this model as it was
-        with progress_shown(self.verbose), torch.no_grad():
-            fresh._fit(check_bags(bags), y)
-        self.__dict__.update(fresh.__dict__)
-        return self
-
-    def _fit(self, bags: Bags, y) -> None:
-        raise NotImplementedError
+        with torch.no_grad():
+            return super().fit(bags, y)
 
     def _keep(self, gp: SparseGP, q: Posterior) -> None:
         """q(u) as fitted attributes."""
@@ -67,14 +52,7 @@ class SparseGPModel(BagClassifier):
         self.posterior_covariance_ = q.covariance_u(gp).cpu().numpy()
 
     def _fit_feature_map(self, bags: Bags) -> None:
-        if self.n_components is not None:
-            found = features.pca(bags.features, int(self.n_components))
-        elif self.standardize:
-            found = features.standardizer(bags.features)
-        else:
-            found = features.identity(bags.n_features)
-        self.feature_mean_, self.feature_scale_ = found.mean, found.scale
-        self.feature_components_ = found.components
+        super()._fit_feature_map(bags)
         self.relevance_ = None
         if np.ndim(self.lengthscale) == 1:
             lengths = check_lengths(self.lengthscale, self._n_inputs())
@@ -108,11 +86,6 @@ class SparseGPModel(BagClassifier):
                 f"the kernel cannot be evaluated on inputs of {len(self.feature_scale_)} columns: "
                 f"{error}. A kernel object with one length a column must have as many."
             ) from error
-
-    def _feature_map(self) -> features.FeatureMap:
-        return features.FeatureMap(
-            self.feature_mean_, self.feature_scale_, self.feature_components_
-        )
 
     def _inputs(self, x: np.ndarray, device: torch.device) -> torch.Tensor:
         return self._feature_map()(x, device)
