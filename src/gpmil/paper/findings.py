@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from gpmil.paper import scores, table3_confusion
 from gpmil.paper.exhibit import Exhibit
+from gpmil.paper.figure6_variability import variability
 from gpmil.paper.methods import COUPLINGS, DEFAULT, key_of
 from gpmil.paper.results import Results, Run
 from gpmil.report import Table
@@ -162,16 +163,13 @@ def _pri_beats_pseudo(results: Results) -> Judged:
     return best > other, words
 
 
-def variability(results: Results, run: Run) -> float:
-    """Mean over test slides of the deviation of patch probabilities inside a slide."""
-    assert run.patch_probability is not None
-    return float(np.mean([piece.std() for piece in results.test.split(run.patch_probability)]))
-
-
 def _variability(results: Results) -> Judged:
     keys = ("pr", *PRI)
-    every = [[variability(results, run) for run in _runs(results, key)] for key in keys]
-    found = [float(np.mean(values)) for values in every]
+    every = [[run.patch_probability for run in _runs(results, key)] for key in keys]
+    found = [
+        float(np.mean([variability(results.test, p) for p in runs if p is not None]))
+        for runs in every
+    ]
     words = f"VGPMIL-PR {found[0]:.4f}; VGPMIL-PR-I {_listed(found[1:], 4)} for λ = {_lambdas()}"
     return bool((np.diff(found) < 0).all()), words
 

@@ -11,8 +11,6 @@ KEYS = (key_of(DEFAULT), "tuned", "attention", "gated", "smooth", "mean", "max",
 def build(results: Results) -> Exhibit:
     """Accuracy, precision, recall and F1 of slides for other families of models."""
     found = scores.frame(results, KEYS, "table5", "slide")
-    best = found[found["metric"] == "accuracy"]
-    bold = list(best.loc[best["mean"] >= best["mean"].max() - 1e-9, "key"])
     caption = (
         f"Test slides of the {results.name}, even odds, per cent, mean ± deviation over runs "
         "(PS-MIL once, as in the paper). Highlighted: the highest accuracy. " + results.source
@@ -27,7 +25,7 @@ def build(results: Results) -> Exhibit:
             "Max-Agg, not in the paper, is the simplest model that scores patches too."
         ],
         found,
-        [scores.table(found, caption, bold)],
+        [scores.table(found, caption, scores.most_accurate(found))],
         scores.picture(found, f"Slides of the {results.name}"),
         "Accuracy, precision, recall and F1 of slides for other families, with the paper's values",
         "The table as a picture. Circles: here, with the deviation over runs; diamonds: the paper.",

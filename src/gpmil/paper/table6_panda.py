@@ -26,8 +26,6 @@ def build(results: Results | None) -> Exhibit:
         missing = "Not run (--panda none): --panda tenth simulates 1,050 slides, --panda full all."
         return Exhibit("Table 6", "table6_panda", TITLE, missing=missing)
     found = scores.frame(results, KEYS, "table6", "slide")
-    best = found[found["metric"] == "accuracy"]
-    bold = list(best.loc[best["mean"] >= best["mean"].max() - 1e-9, "key"])
     caption = (
         f"Test slides of the {results.name}, even odds, per cent, mean ± deviation over runs "
         "(PS-MIL once, as in the paper). Highlighted: the highest accuracy. " + results.source
@@ -37,7 +35,7 @@ def build(results: Results | None) -> Exhibit:
         "table6_panda",
         TITLE,
         frame=found,
-        tables=[scores.table(found, caption, bold)],
+        tables=[scores.table(found, caption, scores.most_accurate(found))],
         figure=scores.picture(found, f"Slides of the {results.name}"),
         alt="Accuracy, precision, recall and F1 of slides of the large cohort, with the paper's",
         caption="The table as a picture. Circles: here, with the deviation over runs; diamonds: "
