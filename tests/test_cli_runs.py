@@ -85,7 +85,7 @@ def place(tmp_path_factory) -> Path:
 # --- What the commands write ----------------------------------------------------------------------
 def test_a_run_is_a_folder(place):
     common = {"config.json", "log.txt", "metrics.json", "patches", "predictions.csv"}
-    reported = {"report.html"} if options.find_spec("gpmil.run_report") else set()
+    reported = {"report.html"}
     found = {name: {p.name for p in (place / name).iterdir()} for name in ("fit", "cv", "new")}
     assert found == {
         "fit": common | {"model", "splits.csv"},

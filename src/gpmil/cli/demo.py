@@ -6,9 +6,7 @@ is, with a yardstick beside it: how far a classifier gets that was shown the pat
 """
 
 import gzip
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +17,6 @@ import pandas as pd
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as TerminalTable
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import (
@@ -35,6 +32,7 @@ from threadpoolctl import threadpool_limits
 
 from gpmil import heatmaps, plots, runs, simulate
 from gpmil.bags import Bags
+from gpmil.cli.options import progress
 from gpmil.models import VGPMILPR, VGPMILPRI, InstancePredictions, paper_settings
 from gpmil.models.base import log_odds, package_versions
 from gpmil.report import RESEARCH, Picture, Section, Table, page, run_folder, write_json
@@ -78,7 +76,7 @@ def run(out: Path, seed: int, n_train: int) -> None:
     config |= {"models": [_settings(*entry) for entry in models], "versions": _versions()}
     with (
         run_folder(out, config) as folder,
-        _progress(3 + len(models) + n_test) as step,
+        progress(4 + len(models)) as step,
         # Matrices this small gain nothing from more threads, and lose much on a busy machine.
         threadpool_limits(limits=1),
     ):
@@ -93,7 +91,8 @@ def run(out: Path, seed: int, n_train: int) -> None:
             judged.append(_judge(name, settings, model.fit(train), test))
         facts = _facts(test, judged, yardstick)
         _write_tables(folder, judged, train, test, yardstick)
-        maps = _write_maps(folder, judged[0], test, step)
+        step(f"heat maps of {n_test} slides")
+        maps = _write_maps(folder, judged[0], test)
         step("pictures and the page")
         pictures = _write_pictures(folder, judged, test)
         html = _page(seed, train, test, judged, facts, pictures, maps)
@@ -284,9 +283,7 @@ def _rounded(metrics: dict[str, float]) -> dict[str, float]:
     return {k: v if isinstance(v, int) else float(DIGITS % v) for k, v in metrics.items()}
 
 
-def _write_maps(
-    folder: Path, main: Judged, test: Bags, step: Callable[[str], None]
-) -> list[Picture]:
+def _write_maps(folder: Path, main: Judged, test: Bags) -> list[Picture]:
     """A heat map of every held-out slide, the worst predicted first."""
     (folder / "heatmaps").mkdir()
     limits = (float(main.patches.std.min()), float(main.patches.std.max()))
@@ -296,7 +293,6 @@ def _write_maps(
     pictures = []
     for b in np.argsort(-loss, kind="stable"):
         bag, name = test[int(b)], str(test.names[b])
-        step(f"heat map of {name}")
         figure = heatmaps.heatmap(
             *_places(bag, patches[b].probability),
             std=patches[b].std,
@@ -535,35 +531,6 @@ def _version_table() -> Table:
 
 
 # --- The terminal ---------------------------------------------------------------------------------
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A function that announces the next step: a bar on a terminal, else one line a step."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield _plain_lines
-        return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        begun: list[str] = []
-
-        def step(text: str) -> None:
-            bar.update(task, description=text, completed=len(begun))
-            begun.append(text)
-
-        yield step
-
-
-def _plain_lines(text: str) -> None:
-    if not text.startswith("heat map"):  # forty lines that say nothing
-        sys.stderr.write(text + "\n")
-
-
 def _print(judged: Sequence[Judged], facts: Sequence[str], out: Path) -> None:
     console = Console(highlight=False)
     for title, columns in (

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -320,8 +318,9 @@ def print_line(text: str, file: Any = None) -> None:
 
 def write_report(folder: Path) -> None:
     """report.html of an assembled run."""
-    if find_spec("gpmil.run_report"):
-        import_module("gpmil.run_report").write(folder)
+    from gpmil import run_report
+
+    run_report.write(folder)
 
 
 def show_metrics(found: Mapping[str, Any]) -> None:
