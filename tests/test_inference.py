@@ -158,7 +158,7 @@ def test_the_jacobian_by_finite_differences(bags):
 
 def test_a_step_that_does_not_help_falls_back_to_sweeps(bags):
     problem = problem_of(bags, some_inducing(bags, 10), 0.5)
-    w = inference.weights(problem, inference.label_signs(problem))
+    w = inference.signed(problem)
     F, *_ = inference.fixed_point(problem, w)
     wrong = -1e3 * problem.solve_R(F)
     found, *_ = inference._shorten(problem, w, F, wrong, 1e-10)

@@ -9,15 +9,18 @@ With W the whitened features, H = Sigma W and R = I + W'H (sparse_gp.py), all in
 Only H is stored: W'x = H'(P x), P = Sigma^-1 = I + lambda C sparse. One pass over H, a chunk of
 bags at a time, gives E and everything summed from it. E takes either the patches of a bag as
 independent (the paper; truncated.py) or as they are coupled (coupled.py).
+
+With H in float32 the sweeps and the second derivatives multiply in float32, chunk by chunk, and
+add the chunks in float64; what decides convergence, the gradient, multiplies in float64 as well.
 """
 
 import functools
 import itertools
 import logging
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -28,19 +31,41 @@ from torch import Tensor
 
 from gpmil import coupling, leave_out
 from gpmil.coupled import CoupledMoments
+from gpmil.lanes import in_lanes
 from gpmil.leave_out import Bag, Optimum
 from gpmil.sparse_gp import SparseGP
-from gpmil.truncated import moments
+from gpmil.truncated import expectations, moments
 
 logger = logging.getLogger("gpmil")
-CHUNK_ROWS = 8192  # rows of H in float64 at a time
+CHUNK_ROWS = 8192  # rows of H at a time: its vectors are long enough, and H is still in a cache
+BLOCK_ROWS = 512  # rows of H turned into float64 at a time
+SIDE_BY_SIDE = 8  # chunks from which threads pay
 WARM_SWEEPS = 4  # plain sweeps before Newton: most of the distance at a tenth of the cost
 SHORTEST = 2.0**-6  # a line search that needs a shorter step than this gives up
 
 
+class Piece(Protocol):
+    """Some of the cohort, here or elsewhere: what it adds to the sums of one pass."""
+
+    def pull(self, w: Tensor, c: float) -> tuple[float, Tensor]:
+        """sum_b log Z_b and W'(E - c)."""
+
+    def fixed_point(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
+        """sum_b log Z_b, W'(E - c) and W'D H."""
+
+    def bound(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
+        """sum_b log Z_b, its gradient and minus its Hessian."""
+
+    def weigh(self, expectation: Tensor, c: float) -> tuple[Tensor]:
+        """W'(E - c) for a given E[m] of the whole cohort."""
+
+    def weigh_signs(self, c: float) -> tuple[Tensor]:
+        """W'(E - c) for E[m] = 1 in positive bags, -1 in negative ones."""
+
+
 @dataclass(frozen=True)
 class Chunk:
-    """Some whole bags: all that one pass needs of them."""
+    """Some whole bags in memory: all that one pass needs of them."""
 
     H: Float[Tensor, "n M"]  # in the storage dtype
     sigma: Float[Tensor, " n"]
@@ -50,23 +75,65 @@ class Chunk:
     rows: slice
     coupled: CoupledMoments | None  # None: independent patches
 
+    @functools.cached_property
+    def row(self) -> Int[Tensor, " n"]:
+        """The bag of every instance."""
+        sizes = self.offsets.diff()
+        return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+
     def unsmooth(self, x: Tensor) -> Tensor:
         """P x."""
         return x if self.precision is None else self.precision @ x
 
-    def per_bag(self, x: Float[Tensor, "n M"]) -> Float[Tensor, "b M"]:
-        """Sum over the instances of each bag."""
-        return torch.segment_reduce(x, "sum", offsets=self.offsets, axis=0, initial=0.0)
+    def per_bag(
+        self, x: Float[Tensor, " n"], H: Float[Tensor, "n M"]
+    ) -> Float[Tensor, "b M"]:
+        """H_b'x_b of every bag: the product of a sparse matrix, a row a bag, with H."""
+        columns = torch.arange(len(x), device=x.device)
+        with warnings.catch_warnings():  # "beta", "invariants unchecked": built right
+            warnings.filterwarnings("ignore", message="Sparse")
+            by_bag = torch.sparse_csr_tensor(
+                self.offsets, columns, x.to(H.dtype), size=(len(self.positive), len(x)),
+                check_invariants=False,
+            )  # fmt: skip
+        return (by_bag @ H).double()
+
+    def times(self, w: Float[Tensor, " M"]) -> Float[Tensor, " n"]:
+        """H w, in float64 whatever H is stored in."""
+        if self.H.dtype == torch.float64:
+            return self.H @ w
+        return torch.cat([block.double() @ w for block in self.H.split(BLOCK_ROWS)])
+
+    def against(self, x: Float[Tensor, " n"]) -> Float[Tensor, " M"]:
+        """H'x, in float64 whatever H is stored in."""
+        if self.H.dtype == torch.float64:
+            return self.H.mT @ x
+        blocks = zip(self.H.split(BLOCK_ROWS), x.split(BLOCK_ROWS))
+        return total(H.double().mT @ part for H, part in blocks)
+
+    def gram(self, x: Float[Tensor, " n"]) -> Float[Tensor, "M M"]:
+        """H' diag(x) H, multiplied in the storage dtype."""
+        return (self.H.mT @ (x.to(self.H.dtype)[:, None] * self.H)).double()
+
+    def weigh(self, expectation: Float[Tensor, " N"], c: float) -> tuple[Float[Tensor, " M"]]:
+        """W'(E - c) for a given E[m] of the whole cohort."""
+        return (self.against(self.unsmooth(expectation[self.rows] - c)),)
+
+    def weigh_signs(self, c: float) -> tuple[Float[Tensor, " M"]]:
+        """W'(E - c) for E[m] = 1 in positive bags, -1 in negative ones."""
+        signs = torch.where(self.positive, 1.0, -1.0).double().index_select(0, self.row)
+        return (self.against(self.unsmooth(signs - c)),)
 
     def pull(self, w: Float[Tensor, " M"], c: float) -> tuple[float, Float[Tensor, " M"]]:
-        """sum_b log Z_b and W'(E - c) at mu = c + H w."""
-        H = self.H.double()
-        mu = c + H @ w
+        """sum_b log Z_b and W'(E - c) at mu = c + H w, H multiplied in its own dtype."""
+        dtype = self.H.dtype
+        mu = c + (self.H @ w.to(dtype)).double()
         if self.coupled is not None:
             E, log_z = self.coupled.expectations(mu)
-            return log_z, H.mT @ self.unsmooth(E - c)
-        m = moments(mu, self.sigma, self.positive, self.offsets)
-        return float(m.log_z.sum()), H.mT @ self.unsmooth(m.mean - c)
+        else:
+            E, each = expectations(mu, self.sigma, self.positive, self.offsets, self.row)
+            log_z = float(each.sum())
+        return log_z, (self.H.mT @ self.unsmooth(E - c).to(dtype)).double()
 
     def fixed_point(
         self, w: Float[Tensor, " M"], c: float
@@ -81,12 +148,12 @@ class Chunk:
         m = moments(mu, self.sigma, self.positive, self.offsets)
         # W'D H = W' diag(slope) H - sum_b (W_b' left_b)(H_b' right_b)'
         slope = W.mT @ (m.slope[:, None] * H)
-        slope -= self.per_bag(m.left[:, None] * W).mT @ self.per_bag(m.right[:, None] * H)
+        slope -= self.per_bag(m.left, W).mT @ self.per_bag(m.right, H)
         return float(m.log_z.sum()), W.mT @ (m.mean - c), slope
 
     def gamma(self, w: Float[Tensor, " M"], c: float) -> Float[Tensor, " n"]:
         """d log Z_b / d mu at mu = c + H w."""
-        mu = c + self.H.double() @ w
+        mu = c + self.times(w)
         if self.coupled is not None:
             return self.unsmooth(self.coupled.expectations(mu)[0] - mu)  # P (E - mu)
         return moments(mu, self.sigma, self.positive, self.offsets).gamma
@@ -95,24 +162,24 @@ class Chunk:
         self, w: Float[Tensor, " M"], c: float
     ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
         """sum_b log Z_b, its gradient in w, and minus its Hessian."""
-        H = self.H.double()
         if self.coupled is not None:
             # gradient of log Z_b in mu: P (E - mu), so that H'P (E - mu) = W'(E - c) - W'H w
+            H = self.H.double()
             log_z, pulled, slope = self.fixed_point(w, c)
             WH = self.unsmooth(H).mT @ H
             return log_z, pulled - WH @ w, WH - slope
-        m = moments(c + H @ w, self.sigma, self.positive, self.offsets)
+        m = moments(c + self.times(w), self.sigma, self.positive, self.offsets)
         # -d2 log Z_b / dw2 = -H_b' diag(curvature) H_b + (H_b' pull)(H_b' pull)'
-        curvature = -(H.mT @ (m.curvature[:, None] * H))
-        pulled = self.per_bag(m.pull[:, None] * H)
-        return float(m.log_z.sum()), H.mT @ m.gamma, curvature + pulled.mT @ pulled
+        pulled = self.per_bag(m.pull, self.H)
+        curvature = pulled.mT @ pulled - self.gram(m.curvature)
+        return float(m.log_z.sum()), self.against(m.gamma), curvature
 
 
 @dataclass(frozen=True)
 class Problem:
     """The training cohort as inference sees it."""
 
-    chunks: list[Chunk]
+    chunks: Sequence[Piece]
     R: Float[Tensor, "M M"]
     chol_R: Float[Tensor, "M M"]
     c: float
@@ -238,20 +305,31 @@ def sweeps(
 
 def weights(problem: Problem, expectation: Float[Tensor, " N"]) -> Float[Tensor, " M"]:
     """w = R^-1 W'(E - c) for a given E[m] (eq. mu_u)."""
-    total = torch.zeros_like(problem.R[0])
-    for chunk in problem.chunks:
-        centred = expectation[chunk.rows] - problem.c
-        total += chunk.H.double().mT @ chunk.unsmooth(centred)
-    return problem.solve_R(total)
+    return problem.solve_R(summed(problem, "weigh", expectation, problem.c)[0])
 
 
 def pull(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float, Float[Tensor, " M"]]:
     """sum_b log Z_b and W'(E - c) at w."""
-    found = [chunk.pull(w, problem.c) for chunk in problem.chunks]
-    return sum(f[0] for f in found), _total(f[1] for f in found)
+    return summed(problem, "pull", w, problem.c)
 
 
-def _total(pieces: Iterable[Tensor]) -> Tensor:
+def summed(problem: Problem, term: str, *at: Any) -> Any:
+    """The terms that the pieces of the cohort give, added up."""
+
+    def one_lane(pieces: Sequence[Piece]) -> tuple:
+        return functools.reduce(_add, (getattr(piece, term)(*at) for piece in pieces))
+
+    on_cpu = problem.R.device.type == "cpu"
+    side_by_side = on_cpu and len(problem.chunks) >= SIDE_BY_SIDE
+    return in_lanes(problem.chunks, one_lane, _add, side_by_side)
+
+
+def _add(a: tuple, b: tuple) -> tuple:
+    return tuple(x + y for x, y in zip(a, b))
+
+
+def total(pieces: Iterable[Tensor]) -> Tensor:
+    """The sum of some tensors, in order."""
     return functools.reduce(torch.add, pieces)
 
 
@@ -271,9 +349,8 @@ def newton(
     contract. One more step is taken once the residual is below `tol`: where the problem is stiff
     w is then still off by a hundred times as much.
     """
-    if expectation is None:
-        expectation = label_signs(problem)
-    w = _plain(problem, weights(problem, expectation))
+    w = signed(problem) if expectation is None else weights(problem, expectation)
+    w = _plain(problem, w)
     F, slope, value = fixed_point(problem, w)
     residual, trace = relative(F, problem.R @ w), [value]
     for step in range(1, max_iter + 1):
@@ -288,22 +365,17 @@ def newton(
     return _finish(w, max_iter, residual, tol, trace)
 
 
-def label_signs(problem: Problem) -> Float[Tensor, " N"]:
-    """E[m] = 1 in positive bags, -1 in negative ones."""
-    signs = [
-        torch.where(chunk.positive, 1.0, -1.0).double().repeat_interleave(chunk.offsets.diff())
-        for chunk in problem.chunks
-    ]
-    return torch.cat(signs)
+def signed(problem: Problem) -> Float[Tensor, " M"]:
+    """w = R^-1 W'(E - c) for E[m] = 1 in positive bags, -1 in negative ones."""
+    return problem.solve_R(summed(problem, "weigh_signs", problem.c)[0])
 
 
 def fixed_point(
     problem: Problem, w: Float[Tensor, " M"]
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, "M M"], float]:
     """F(w), W'D H with D = dE/dmu, and the collapsed bound less its constant."""
-    found = [chunk.fixed_point(w, problem.c) for chunk in problem.chunks]
-    F = _total(f[1] for f in found) - problem.R @ w
-    return F, _total(f[2] for f in found), sum(f[0] for f in found) - float(w @ w) / 2
+    log_z, pulled, slope = summed(problem, "fixed_point", w, problem.c)
+    return pulled - problem.R @ w, slope, log_z - float(w @ w) / 2
 
 
 def _toward(jacobian: Tensor, F: Tensor) -> Tensor:
@@ -384,10 +456,9 @@ def collapsed_bound(
     problem: Problem, w: Float[Tensor, " M"]
 ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
     """L(w), its gradient H'gamma - w, and the Hessian of -L."""
-    found = [chunk.bound(w, problem.c) for chunk in problem.chunks]
-    value = sum(f[0] for f in found) - float(w @ w) / 2
+    log_z, gradient, curvature = summed(problem, "bound", w, problem.c)
     eye = torch.eye(len(w), dtype=w.dtype, device=w.device)
-    return value, _total(f[1] for f in found) - w, eye + _total(f[2] for f in found)
+    return log_z - float(w @ w) / 2, gradient - w, eye + curvature
 
 
 def _ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
@@ -424,7 +495,7 @@ def leave_one_bag_out(
     `bags` gives the cohort in padded batches with the numbers of their bags; `direct`: w is the
     maximum of the collapsed bound, otherwise the paper's fixed point (coupled moments: both).
     """
-    coupled = any(chunk.coupled is not None for chunk in problem.chunks)
+    coupled = any(getattr(piece, "coupled", None) is not None for piece in problem.chunks)
     if direct and not coupled:
         J = collapsed_bound(problem, w)[2]
     else:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 SERIES = 50.0  # t above which mu - sigma h cancels and its series in 1/t takes over
 FAR = -8.0  # a positive bag with every t below: 1 - q = sum_j Phi(t_j) to the last digit
+NEAR = 5.0  # t up to which phi / (1 - Phi) loses less than 1e-13 to its two roundings
 
 
 class Moments(NamedTuple):
@@ -57,21 +58,60 @@ def hazard(t: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     return torch.where(t < -37, torch.exp(-t * t / 2) / math.sqrt(2 * math.pi), near)
 
 
+def upper_tail(t: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """log(1 - Phi(t)) and the hazard h(t), by functions that use the whole width of the CPU.
+
+    torch's erfcx and log_ndtr go number by number, ten times as slow as its erfc; they are called
+    for the few t beyond NEAR, on a GPU, and where derivatives are wanted.
+    """
+    if t.device.type != "cpu" or (t.requires_grad and torch.is_grad_enabled()):
+        return torch.special.log_ndtr(-t), hazard(t)
+    z = t.abs() * math.sqrt(0.5)
+    tail = torch.erfc(z).mul_(0.5)  # Phi(-|t|)
+    left = t < 0
+    # log(1 - Phi(t)): log(1 - tail) on the left, log(tail) on the right
+    log_upper = torch.where(left, torch.log1p(-tail), torch.log(tail))
+    upper = torch.where(left, 1 - tail, tail)
+    # h = phi(t) / (1 - Phi(t))
+    h = (-z.square()).exp_().mul_(1 / math.sqrt(2 * math.pi)).div_(upper)
+    beyond = t > NEAR
+    if beyond.any():
+        log_upper[beyond] = torch.special.log_ndtr(-t[beyond])
+        h[beyond] = hazard(t[beyond])
+    return log_upper, h
+
+
 def excess(t: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """h(t) - t > 0; the mean distance below zero of a truncated variable, in sigmas."""
+    return _excess(t, hazard(t))
+
+
+def _excess(t: Tensor, h: Tensor) -> Tensor:
+    if _nowhere(t > SERIES):
+        return h - t
     s = 1 / t.clamp(min=SERIES)
     s2 = s * s
     # h(t) - t = 1/t - 2/t^3 + 10/t^5 - 74/t^7 + 706/t^9 - ...
     series = s * (1 + s2 * (-2 + s2 * (10 + s2 * (-74 + s2 * 706))))
-    return torch.where(t > SERIES, series, hazard(t) - t)
+    return torch.where(t > SERIES, series, h - t)
+
+
+def _nowhere(condition: Tensor) -> bool:
+    """Whether a special case can be left out; on a GPU asking would cost more than doing it."""
+    return condition.device.type == "cpu" and not condition.any()
 
 
 def variance_ratio(t: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """1 - h (h - t): the variance of N(t, 1) given m < 0, which is also dE/dmu."""
+    return _variance_ratio(t, hazard(t))
+
+
+def _variance_ratio(t: Tensor, h: Tensor) -> Tensor:
+    if _nowhere(t > SERIES):
+        return 1 - h * (h - t)
     s2 = t.clamp(min=SERIES) ** -2
     # 1 - h (h - t) = 1/t^2 - 6/t^4 + 50/t^6 - 518/t^8 + 6354/t^10 - ...
     series = s2 * (1 + s2 * (-6 + s2 * (50 + s2 * (-518 + s2 * 6354))))
-    h = hazard(t)
     return torch.where(t > SERIES, series, 1 - h * (h - t))
 
 
@@ -93,12 +133,14 @@ def moments(
     dtype, mu, sigma = mu.dtype, mu.double(), sigma.double()
     sizes = offsets.diff()
     t = mu / sigma
-    h, v = hazard(t), variance_ratio(t)
+    log_upper, h = upper_tail(t)
+    v = _variance_ratio(t, h)
     # log q_b = sum_i log(1 - Phi(t_i))
-    log_q = segment_sum(torch.special.log_ndtr(-t), offsets)
-    far = _far_tail(t, offsets, sizes)
+    log_q = segment_sum(log_upper, offsets)
     # r = q / (1 - q); a bag in the far tail takes rho and log(1 - q) from there
     is_far = segment_max(t, offsets) < FAR
+    none = _Far(torch.zeros_like(t), torch.zeros_like(t), torch.zeros_like(log_q))
+    far = none if _nowhere(is_far) else _far_tail(t, offsets, sizes)
     near_q = torch.where(is_far, -1.0, log_q)
     near_p = log_not(near_q)
     log_p = torch.where(is_far, far.log_p, near_p)
@@ -112,7 +154,7 @@ def moments(
     over_q = torch.where(far_row, far.rho, torch.exp(-near_p).repeat_interleave(sizes) * h)
 
     # E = mu - sigma h (eq. qmi_0) = -sigma (h - t);  E = mu + sigma rho (eq. qmi_1)
-    mean_neg = -sigma * excess(t)
+    mean_neg = -sigma * _excess(t, h)
     mean_pos = torch.where(far_row, sigma * far.mean, mu + sigma * rho)
     zero = torch.zeros_like(t)
     bent = rho * torch.where(far_row, -t, h - t)
@@ -127,6 +169,29 @@ def moments(
         torch.where(positive, log_p, log_q),
     )
     return Moments(*(x.to(dtype) for x in out))
+
+
+def expectations(
+    mu: Float[Tensor, " n"],
+    sigma: Float[Tensor, " n"],
+    positive: Bool[Tensor, " b"],
+    offsets: Int[Tensor, " b1"],
+    row: Int[Tensor, " n"],
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " b"]]:
+    """E[m] and log Z alone, as `moments` has them; `row` is the bag of every instance."""
+    t = mu / sigma
+    log_upper, h = upper_tail(t)
+    log_q = segment_sum(log_upper, offsets)
+    pos_row = positive.index_select(0, row)
+    is_far = positive & (segment_max(t, offsets) < FAR)
+    if not _nowhere(is_far):
+        full = moments(mu, sigma, positive, offsets)
+        return full.mean, full.log_z
+    log_p = log_not(log_q)
+    r = torch.exp(log_q - log_p).index_select(0, row)
+    # E = -sigma (h - t) (eq. qmi_0);  E = sigma (t + r h) (eq. qmi_1)
+    E = torch.where(pos_row, t + r * h, -_excess(t, h)).mul_(sigma)
+    return E, torch.where(positive, log_p, log_q)
 
 
 class _Far(NamedTuple):

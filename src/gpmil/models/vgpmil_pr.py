@@ -582,7 +582,8 @@ def _is(value: Any, *words: str) -> bool:
 
 
 def _warn_unsettled(problem: inference.Problem) -> None:
-    unsettled = sum(chunk.coupled.unsettled for chunk in problem.chunks if chunk.coupled)
+    known = [getattr(piece, "coupled", None) for piece in problem.chunks]
+    unsettled = sum(moments.unsettled for moments in known if moments)
     if unsettled:
         warnings.warn(
             f"expectation propagation has not converged in {unsettled} bags: their truncated "
