@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import writers
 from PIL import Image
 from typer.testing import CliRunner
 
+import gpmil
+from gpmil import heatmaps, runs
 from gpmil.cli import app, heatmap, patch_tables
 
 
@@ -35,11 +38,15 @@ def table(n: int, seed: int, step: int = 32, columns: int = 5) -> pd.DataFrame:
     )
 
 
-def write_table(run: Path, name: str, frame: pd.DataFrame) -> Path:
-    (run / "patches").mkdir(parents=True, exist_ok=True)
-    path = run / "patches" / f"{name}.csv.gz"
+def write_table(run: Path, name: str, frame: pd.DataFrame, under: str = "") -> Path:
+    path = run / "patches" / under / f"{name}.csv.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(frame.to_csv(index=False).encode(), mtime=0))
     return path
+
+
+def tables_of(run: Path, names=None) -> list[patch_tables.Table]:
+    return patch_tables.tables(patch_tables.Wanted(run, run / "out", names=names))
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +114,7 @@ def test_slides_are_chosen_and_uncertainty_is_drawn_as_asked(run, slide_folder, 
 
 
 def test_the_picture_shows_the_table(run, slide_folder, tmp_path):
-    found = patch_tables.tables(run)
+    found = tables_of(run)
     overview = patch_tables.look(found, patch_tables.config(run))
     assert overview.steps == {"a": (32, 32), "b": (32, 32)}
     figure = heatmap.draw(found[0], slide_folder / "a.png", overview, "panel")
@@ -160,7 +167,7 @@ def test_tables_of_the_demonstration_are_read(run, tmp_path):
     """Other columns: std for sd, no p-values, no flags."""
     frame = table(20, 1).rename(columns={"sd": "std"}).drop(columns=["p_value", "flagged"])
     write_table(run, "a", frame)
-    patches = patch_tables.tables(run, ["a"])[0].read()
+    patches = tables_of(run, ["a"])[0].read()
     np.testing.assert_array_equal(patches.std, frame["std"])
     assert patches.flagged is None and patches.p_value is None
     assert invoke("heatmap", run, "--out", tmp_path / "maps").exit_code == 0
@@ -177,7 +184,7 @@ def test_tables_of_the_demonstration_are_read(run, tmp_path):
 )
 def test_flags_are_read_however_written(run, column, expected):
     write_table(run, "a", table(3, 1).assign(flagged=column))
-    found = patch_tables.tables(run, ["a"])[0].read().flagged
+    found = tables_of(run, ["a"])[0].read().flagged
     assert (None if found is None else found.tolist()) == expected
 
 
@@ -225,7 +232,7 @@ def test_microns_become_pixels(run, slide_folder, tmp_path, monkeypatch):
     assert invoke("qupath", run, *with_file).exit_code == 0
     features = json.loads((tmp_path / "out" / "a.geojson").read_text())["features"]
     assert features[6]["geometry"]["coordinates"][0][::2] == [[64, 128], [128, 256], [64, 128]]
-    overview = patch_tables.look(patch_tables.tables(run), patch_tables.config(run))
+    overview = patch_tables.look(tables_of(run), patch_tables.config(run))
     figure = heatmap.draw(overview.filled[0], None, overview, "none")
     assert [t.get_text() for t in figure.axes[0].texts] == ["50 µm"]  # of 160
 
@@ -245,6 +252,198 @@ def test_sizes_of_overlapping_patches_are_taken_where_noted(run, tmp_path):
     for name, side in (("a", 48), ("b", 32)):
         first = json.loads((tmp_path / "out" / f"{name}.geojson").read_text())["features"][0]
         assert first["geometry"]["coordinates"][0][2] == [side, side]
+
+
+# --- Overlapping patches --------------------------------------------------------------------------
+def test_the_side_of_overlapping_patches_comes_from_the_files(tmp_path):
+    """From TRIDENT's attributes through config.json to squares and maps."""
+    cells = writers.tissue()
+    n = len(cells)
+    folder = tmp_path / "job" / "20x_256px_64px_overlap" / "features_uni_v1"
+    attrs = {"patch_size": 256, "level0_magnification": 40, "target_magnification": 20}
+    for k, (side, overlap) in enumerate(((512, 64), (512, 0))):
+        told = attrs | {"patch_size_level0": side, "overlap": overlap}
+        places = cells * (side - 2 * overlap)
+        writers.trident(folder, f"s{k}", writers.vectors(n, seed=k), places, **told)
+    bags = gpmil.read(tmp_path / "job", cache=tmp_path / "cache")
+    assert gpmil.read(tmp_path / "job", cache=tmp_path / "cache").metadata == bags.metadata
+    run = tmp_path / "run"
+    probability = np.random.default_rng(0).random(n)
+    for bag in bags:
+        frame = pd.DataFrame(bag.coords, columns=["x", "y"]).assign(probability=probability)
+        write_table(run, str(bag.names[0]), frame)
+    card = runs.places(bags[::-1])
+    assert card["steps"] == {"s0": 384, "s1": 512} and card["sizes"] == {"s0": 512, "s1": 512}
+    (run / "config.json").write_text(json.dumps(card))
+    assert invoke("qupath", run, "--out", tmp_path / "q").exit_code == 0
+    for name in ("s0", "s1"):
+        features = json.loads((tmp_path / "q" / f"{name}.geojson").read_text())["features"]
+        rings = np.array([f["geometry"]["coordinates"][0] for f in features])
+        assert (np.ptp(rings, axis=1) == 512).all()
+    found = tables_of(run)
+    figure = heatmap.draw(found[0], None, patch_tables.look(found, card), "none")
+    shown = figure.axes[0].images[0]
+    layout = heatmaps.lay_out(bags[0].coords, 384, 512)
+    np.testing.assert_array_equal(shown.get_array(), layout.paint(probability))
+    right = bags[0].coords[:, 0].max() + 512
+    assert right <= shown.get_extent()[1] < right + 384 / heatmaps.FINE  # less than a pixel more
+
+
+# --- Couplings and repeats ------------------------------------------------------------------------
+def drawn(folder: Path, name: str) -> list[float]:
+    features = json.loads((folder / f"{name}.geojson").read_text())["features"]
+    return [f["properties"]["measurements"]["p"] for f in features]
+
+
+def given(frame: pd.DataFrame) -> list[float]:
+    return [float(f"{p:.6g}") for p in frame["probability"]]
+
+
+def test_one_of_several_couplings_is_drawn(tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    for k, coupling in enumerate(("0.5", "10", "0")):
+        write_table(run, "a", table(20, k), f"coupling-{coupling}")
+    (run / "config.json").write_text(json.dumps({"steps": {"a": 32}}))
+    result = invoke("qupath", run, "--out", out)
+    assert result.exit_code == 0
+    assert result.stderr == "coupling 0 of 0, 0.5, 10: --coupling chooses another\n"
+    assert drawn(out, "a") == given(table(20, 2))
+    for k, coupling in enumerate(("0.50", "10")):
+        result = invoke("qupath", run, "--out", out, "--coupling", coupling)
+        assert result.exit_code == 0 and result.stderr == ""
+        assert drawn(out, "a") == given(table(20, k))
+    assert json.loads((out / "config.json").read_text())["coupling"] == 10
+    assert tables_of(run)[0].title == "a, coupling 0"
+    refused(invoke("qupath", run, "--out", out, "--coupling", 3), "has couplings 0, 0.5, 10.")
+    refused(invoke("heatmap", run, "--out", out, "--repeat", 0), "has no repeats: leave it out")
+    one = run / "patches" / "coupling-10" / "a.csv.gz"
+    result = invoke("qupath", one, "--out", tmp_path / "one")
+    assert result.exit_code == 0 and result.stderr == ""  # the step is noted two folders above
+
+
+def test_one_of_several_repeats_is_drawn(run, tmp_path):
+    """Slide c is tested in the second repeat alone, as given splits may say."""
+    out = tmp_path / "out"
+    write_table(run, "c", table(9, 3))
+    for k, name in enumerate("ac"):
+        write_table(run, name, table(9, 4 + k), "repeat-1")
+    rows = [("a", 0), ("b", 0), ("a", 1), ("c", 1), ("b", 2)]
+    pd.DataFrame(rows, columns=["slide", "repeat"]).to_csv(run / "predictions.csv", index=False)
+    names = ("--step", 32, "--out", out)
+
+    def files() -> list[str]:
+        return sorted(p.stem for p in out.glob("*.geojson"))
+
+    assert invoke("qupath", run, *names).exit_code == 0 and files() == ["a", "b", "c"]
+    assert drawn(out, "a") == given(table(20, 1))
+    assert invoke("qupath", run, *names, "--repeat", 0).exit_code == 0 and files() == ["a", "b"]
+    assert invoke("qupath", run, *names, "--repeat", 1).exit_code == 0 and files() == ["a", "c"]
+    assert drawn(out, "a") == given(table(9, 4))
+    refused(invoke("qupath", run, *names, "--repeat", 5), "has repeats 0, 1, 2.")
+    refused(invoke("qupath", run, *names, "--repeat", 2), "kept no patches of this repeat")
+    refused(invoke("qupath", run, *names, "--coupling", 1), "one coupling alone: leave it out")
+    refused(
+        invoke("qupath", run / "patches" / "a.csv.gz", "--repeat", 1, "--out", out), "is one table"
+    )
+
+
+# --- Interrupted and continued --------------------------------------------------------------------
+class Counted:
+    """A drawing function that notes the slides, and fails before the n-th."""
+
+    def __init__(self, fail_at: int = 99, error: type[BaseException] = KeyboardInterrupt):
+        self.real, self.slides, self.fail_at, self.error = heatmap.draw, [], fail_at, error
+
+    def __call__(self, table, *rest):
+        if len(self.slides) == self.fail_at:
+            raise self.error("stopped")
+        self.slides.append(table.slide)
+        return self.real(table, *rest)
+
+
+def drawing(*arguments, **how) -> tuple[list[str], object]:
+    """The slides that a call of gpmil heatmap drew, and its result."""
+    with pytest.MonkeyPatch.context() as patch:
+        counted = Counted(**how)
+        patch.setattr(heatmap, "draw", counted)
+        return counted.slides, invoke("heatmap", *arguments)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_maps_go_on_where_they_were_stopped(run, tmp_path, error):
+    whole, out, partial = (tmp_path / name for name in ("whole", "out", "out.partial"))
+    assert invoke("heatmap", run, "--out", whole).exit_code == 0
+    drawn, result = drawing(run, "--out", out, fail_at=1, error=error)
+    assert drawn == ["a"] and not out.exists()
+    assert result.exit_code == (130 if error is KeyboardInterrupt else 2)
+    assert f"kept in {partial}: the same command continues" in result.stderr
+    (partial / ".b.png.new").write_bytes(b"half")  # as SIGKILL would leave it
+    with (partial / ".made").open("a") as log:
+        log.write("cut o")
+    drawn, result = drawing(run, "--out", out)
+    assert drawn == ["b"] and result.exit_code == 0
+    assert "1 of 2 were there already" in result.stderr
+    assert files_of(out) == files_of(whole) and not partial.exists()
+
+
+def test_only_what_changed_is_drawn_again(run, tmp_path):
+    out = tmp_path / "out"
+    words = (run, "--out", out, "--uncertainty", "none")
+    assert drawing(*words)[0] == ["a", "b"]
+    before = files_of(out)
+    drawn, result = drawing(*words)
+    assert drawn == [] and "2 of 2 were there already: --overwrite" in result.stderr
+    assert files_of(out) == before
+    assert drawing(*words, "--overwrite")[0] == ["a", "b"] and files_of(out) == before
+    write_table(run, "b", table(12, 7))
+    assert drawing(*words)[0] == ["b"] and files_of(out)["a.png"] == before["a.png"]
+    (out / "a.png").unlink()
+    assert drawing(*words)[0] == ["a"]
+    assert drawing(*words, "--slide", "a")[0] == []
+    assert sorted(files_of(out)) == ["a.png", "config.json"]
+    assert drawing(*words, "--step", 16)[0] == ["a", "b"]
+    assert drawing(run, "--out", out)[0] == ["a", "b"]
+    # Uncertainties have one scale: a slide with a larger one changes the maps of all.
+    write_table(run, "b", table(12, 7).assign(sd=2.5))
+    assert drawing(run, "--out", out)[0] == ["a", "b"]
+
+
+def test_another_slide_file_is_another_map(run, slide_folder, tmp_path):
+    words = (run, "--out", tmp_path / "out", "--slide", "a")
+    assert drawing(*words)[0] == ["a"]
+    assert drawing(*words, "--slides", slide_folder)[0] == ["a"]
+    assert drawing(*words, "--slides", slide_folder)[0] == []
+    Image.new("RGB", (170, 140)).save(slide_folder / "a.png")
+    assert drawing(*words, "--slides", slide_folder)[0] == ["a"]
+
+
+def test_qupath_files_are_not_written_twice(run, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    assert invoke("qupath", run, "--out", out).exit_code == 0
+    before = files_of(out)
+    monkeypatch.setattr("gpmil.qupath.to_geojson", lambda *_, **__: pytest.fail("written again"))
+    result = invoke("qupath", run, "--out", out)
+    assert result.exit_code == 0 and files_of(out) == before
+
+
+def test_a_foreign_partial_folder_is_refused_and_stays(run, tmp_path):
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    (partial / "thesis.txt").write_text("")
+    refused(invoke("heatmap", run, "--out", tmp_path / "out"), "was not written by gpmil")
+    assert (partial / "thesis.txt").exists()
+
+
+def test_two_processes_do_not_fill_the_same_folder(run, tmp_path):
+    pytest.importorskip("fcntl")
+    wanted = patch_tables.Wanted(run, tmp_path / "out")
+    with patch_tables.making(wanted, {"command": "heatmap"}):
+        refused(invoke("heatmap", run, "--out", tmp_path / "out"), "written by another gpmil")
+    assert invoke("heatmap", run, "--out", tmp_path / "out").exit_code == 0
 
 
 # --- Mistakes -------------------------------------------------------------------------------------
@@ -384,7 +583,7 @@ def test_maps_over_real_slides(data_dir, tmp_path):
     result = invoke("heatmap", run, "--slides", folder, "--out", tmp_path / "maps")
     assert result.exit_code == 0 and result.stderr == "", result.output
     assert len(pictures(tmp_path / "maps")) == 2
-    found = {t.slide: t for t in patch_tables.tables(run)}
+    found = {t.slide: t for t in tables_of(run)}
     overview = patch_tables.look(list(found.values()), patch_tables.config(run))
     rulers = []
     for name in names:

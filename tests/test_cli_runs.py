@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import writers
 from packaging.specifiers import SpecifierSet
 from typer.testing import CliRunner
 
@@ -160,6 +161,51 @@ def test_a_run_on_other_data_is_not_a_repetition(place, tmp_path):
     result = invoke("fit", "--config", tmp_path / "config.json", "--out", tmp_path / "run")
     assert result.exit_code == 2 and "another fingerprint" in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> Path:
+    """A TRIDENT folder of overlapping patches, and labels.csv beside it."""
+    place = tmp_path_factory.mktemp("job")
+    cells, rows = writers.tissue(), []
+    told = {"patch_size": 256, "patch_size_level0": 512, "overlap": 64}
+    for b in range(12):
+        malignant = (np.arange(len(cells)) < 4 * (b % 2))[:, None]
+        features = writers.vectors(len(cells), 4, seed=b) + 3 * malignant.astype("f4")
+        folder = place / "job" / "20x_256px_64px_overlap" / "features_uni_v1"
+        writers.trident(folder, f"s{b:02d}", features, cells * 384, **told)
+        rows.append((f"s{b:02d}.svs", f"p{b // 2}", ("benign", "cancer")[b % 2]))
+    frame = pd.DataFrame(rows, columns=["slide_id", "case_id", "label"])
+    frame.to_csv(place / "labels.csv", index=False)
+    return place
+
+
+def test_config_says_where_features_and_labels_are(job, tmp_path, monkeypatch, _no_report):
+    """Paths as they were given: relative ones stay relative."""
+    monkeypatch.chdir(job)
+    source = ["job", "--labels", "labels.csv", "--positive", "cancer"]
+    kept = ["--cache", "kept"]
+    fit, new, folds = (tmp_path / name for name in ("fit", "new", "cv"))
+    ran("fit", *source, "--out", fit, *kept, *COUPLED)
+    ran("predict", fit, *source, "--out", new, *kept, *QUICK)
+    ran("cv", *source, "--out", folds, "--folds", 2, *kept, *COUPLED)
+    for run in (fit, new, folds):
+        card = json.loads((run / "config.json").read_text())
+        assert card["cache"] == "kept"
+        assert card["options"]["source"]["data"] == "job"
+        assert card["options"]["source"]["labels"] == "labels.csv"
+        assert set(card["steps"].values()) == {384} and set(card["sizes"].values()) == {512}
+        found = gpmil.read("job", "labels.csv", positive="cancer", cache=runs.cache_of(card))
+        assert runs.fingerprint(found) == card["data"]["fingerprint"]
+    assert [p.name for p in Path("job").rglob(".gpmil-cache")] == []
+    ran("fit", "--config", fit / "config.json", "--out", tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(fit)
+    assert [p.name for p in Path("job").rglob(".gpmil-cache")] == []
+
+
+def test_config_without_a_cache_says_so(place):
+    for run in ("fit", "cv", "new"):
+        assert json.loads((place / run / "config.json").read_text())["cache"] is None
 
 
 # --- Killed and continued -------------------------------------------------------------------------
@@ -328,6 +374,29 @@ def test_repeats_have_other_folds(place):
     assert any(a.test.tolist() != b.test.tolist() for a, b in zip(found[:3], found[3:]))
     for r in (0, 1):
         assert sorted(b for s in found if s.repeat == r for b in s.test) == list(range(18))
+
+
+def test_every_repeat_keeps_its_patches(place, tmp_path, _no_report):
+    """The first in patches/, later ones in folders of their own, for gpmil heatmap --repeat."""
+    run = tmp_path / "run"
+    words = ["--folds", 2, "--repeats", 2, *COUPLED]
+    ran("cv", place / "own.csv", "--out", run, *words)
+    bags, splits = bags_of(place), pd.read_csv(run / "splits.csv")
+    for repeat, under in ((0, ""), (1, "repeat-1")):
+        own = splits[splits["repeat"] == repeat]
+        fold = own["fold"][own["slide"].eq("s03") & own["part"].eq("test")].iloc[0]
+        rows = own[own["fold"] == fold]
+        train = rows["slide"][rows["part"] == "train"]
+        model = gpmil.load(place / "fit" / "model").with_settings_fixed()
+        model.fit(bags[np.isin(bags.names, train)])
+        expected = model.predict_instances(bags[3]).probability
+        file = run / "patches" / under / "s03.csv.gz"
+        np.testing.assert_allclose(runs.read_patches(file)["probability"], expected, rtol=1e-7)
+        assert len(list(file.parent.glob("*.csv.gz"))) == 18
+    ran("qupath", run, "--repeat", 1, "--slide", "s03", "--out", tmp_path / "q")
+    features = json.loads((tmp_path / "q" / "s03.geojson").read_text())["features"]
+    shown = [f["properties"]["measurements"]["p"] for f in features]
+    np.testing.assert_allclose(shown, expected, rtol=1e-5)
 
 
 def write_folds(path: Path, rows: list[tuple]) -> Path:

@@ -253,6 +253,17 @@ def test_slides_are_compared_in_one_line_where_they_fit():
     assert lines(tall[:, ::-1]) == 3
 
 
+def test_slides_without_truth_and_with_overlap_are_compared():
+    cells, values = a_slide(6)
+    slide = SlideMaps("one", cells * 2.0, 2, None, [values, values**2], 3)
+    figure = comparison([slide], ["A", "B"], width=5.0)
+    panels = [ax for ax in figure.axes if ax.images]
+    assert len(panels) == 2 and not any(t.get_text() == "truth" for t in figure.texts)
+    layout = lay_out(cells * 2.0, 2, 3)
+    for ax, expected in zip(panels, (values, values**2)):
+        np.testing.assert_array_equal(ax.images[0].get_array(), layout.paint(expected))
+
+
 # --- Over the slide, flags, uncertainty as opacity, scale bar -------------------------------------
 def a_thumbnail(mpp: tuple[float, float] | None = (0.5, 0.5)) -> Thumbnail:
     """60 x 50 pixels of noise over a region of 12 x 10 units that begins at (-1, -2)."""

@@ -601,3 +601,42 @@ def test_npz_parts_are_read_as_one(tmp_path):
     refused(lambda: gpmil.read(tmp_path / "a.npz", positive="x"), "positive")
     refused(lambda: gpmil.read(tmp_path / "a.npz", format="table"), "'table'", "'npz'")
     assert len(gpmil.read(tmp_path, format="npz")) == 2
+
+
+# ------------------------------------------------------------------ the side of a patch
+
+
+@pytest.mark.parametrize(
+    ("attrs", "beside", "size"),
+    [
+        ({"patch_size": 256, "patch_size_level0": 512, "overlap": 64}, None, (512, 512)),
+        ({"patch_size_level0": 512, "overlap": 64}, None, (512, 512)),  # the step is not told
+        (
+            {"patch_size": 224, "level0_magnification": 40, "target_magnification": 10},
+            None,
+            (896, 896),
+        ),
+        ({"patch_size": 256, "downsample": [4.9, 2.0]}, None, (1024, 512)),
+        ({}, {"patch_size_level0": 300}, (300, 300)),
+        ({"patch_size_level0": "None"}, {}, None),
+    ],
+)
+def test_the_side_of_a_patch_does_not_depend_on_the_overlap(attrs, beside, size):
+    assert steps.told_size(attrs, beside) == size
+
+
+def test_every_format_that_tells_a_side_says_so(tmp_path):
+    writers.clam(tmp_path / "clam", "s", vectors(N), CELLS * 512, 256, 2.0)
+    writers.stamp(tmp_path / "stamp", "s", vectors(N), CELLS * 256.0, unit="um", tile_size_um=256.0)
+    writers.slideflow(tmp_path / "slideflow", "s", vectors(N), CELLS * 400 + 200)
+    found = {
+        name: gpmil.read(tmp_path / name).metadata["sizes"]
+        for name in ("clam", "stamp", "slideflow")
+    }
+    assert found == {"clam": {"s": (512, 512)}, "stamp": {"s": (256, 256)}, "slideflow": {}}
+
+
+def test_sides_survive_the_cache_and_a_choice_of_slides(job):
+    first, again = gpmil.read(job), gpmil.read(job)
+    assert first.metadata["sizes"] == {"s0": (512, 512), "s1": (256, 256), "s2": (512, 512)}
+    assert again.metadata == first.metadata == again[[2, 0]].metadata

@@ -1,5 +1,6 @@
 """The paper's experiments: what is counted, what is kept, what is concluded."""
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -8,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import writers
 from synthetic import pr
 from typer.testing import CliRunner
 
 import gpmil
-from gpmil.cli import app
+from gpmil.cli import app, paper
+from gpmil.cli.options import Source
 from gpmil.paper import (
     all_models,
     cohorts,
@@ -331,6 +334,99 @@ def test_too_many_folds_are_refused(tmp_path):
     path = write_table(tmp_path / "own.csv", split=False)
     with pytest.raises(ValueError, match="--folds"):
         cohorts.from_files(path, n_folds=13)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """A TRIDENT folder of 24 slides of 12 patients, and tables of labels with and without split."""
+    place = tmp_path_factory.mktemp("slide-files")
+    cells = writers.tissue()
+    rows = []
+    for b in range(24):
+        malignant = (np.arange(len(cells)) < 4 * (b % 2))[:, None]
+        features = writers.vectors(len(cells), 5, seed=b) + 3 * malignant.astype("f4")
+        told = {"patch_size": 256, "patch_size_level0": 512, "overlap": 0}
+        writers.trident(
+            place / "job" / "features_uni_v1", f"s{b:02d}", features, cells * 512, **told
+        )
+        word = ("benign", "cancer")[b % 2]
+        rows.append((f"s{b:02d}.svs", f"p{b // 2}", word, "train" if b < 16 else "test"))
+    frame = pd.DataFrame(rows, columns=["slide_id", "case_id", "diagnosis", "split"])
+    frame.to_csv(place / "split.csv", index=False)
+    frame.drop(columns="split").to_csv(place / "labels.csv", index=False)
+    frame.assign(case_id="p0").to_csv(place / "leak.csv", index=False)
+    return place
+
+
+WORDS = ["--data", "job", "--labels", "labels.csv", "--label", "diagnosis"]
+READING = {"label": "diagnosis", "positive": "cancer"}
+
+
+def test_slide_files_are_cross_validated_by_patient(job):
+    cohort = cohorts.from_files(job / "job", n_folds=3, labels=job / "labels.csv", **READING)
+    assert len(cohort.pairs) == 3 and cohort.test.step.tolist() == [[512, 512]] * 24
+    assert sorted(cohort.test.names) == [f"s{b:02d}" for b in range(24)]
+    for train, test in cohort.pairs:
+        assert not set(train.groups) & set(test.groups)
+        assert set(train.labels) == set(test.labels) == {0, 1}
+    assert cohort.test.labels.tolist() == [int(name[1:]) % 2 for name in cohort.test.names]
+    assert "nor its patient" in cohort.source and cohort.slug == "job"
+
+
+def test_a_split_in_the_label_table_is_followed(job):
+    cohort = cohorts.from_files(job / "job", labels=job / "split.csv", **READING)
+    ((train, test),) = cohort.pairs
+    assert train.names.tolist() == [f"s{b:02d}" for b in range(16)] and len(test) == 8
+    with pytest.raises(ValueError, match="1 patients are both in train and in test: 'p0'"):
+        cohorts.from_files(job / "job", labels=job / "leak.csv", **READING)
+
+
+def test_a_table_takes_the_options_of_its_reader(tmp_path):
+    table = write_table(tmp_path / "own.csv")
+    frame = pd.read_csv(table).assign(grade=lambda t: np.where(t["label"] == 1, "high", "low"))
+    frame.drop(columns="label").to_csv(table, index=False)
+    cohort = cohorts.from_files(table, label="grade", positive="low", cache=tmp_path)
+    assert [(len(a), len(b)) for a, b in cohort.pairs] == [(16, 8)]
+    assert cohort.test.labels.tolist() == [1, 0] * 4
+    with pytest.raises(ValueError, match=r"--format npz.*leave it out"):
+        cohorts.from_files(table, format="npz")
+
+
+def test_the_command_reads_slide_files(job, tmp_path):
+    """Everything up to the fits: the same words as gpmil cv."""
+    said = Source("", str(job / "labels.csv"), **READING, step="512", graph="grid8")
+    options = paper.Options(tmp_path / "out", True, job / "job", folds=2, source=said)
+    main, panda = paper._studies(options)
+    assert panda is None and len(main.cohort.pairs) == 2
+    assert main.cohort.test.graph == "grid8"
+    card = {k: paper._text(v) for k, v in vars(options).items()}
+    assert json.loads(json.dumps(card))["source"]["positive"] == "cancer"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--labels", "labels.csv"], "say how --data is read"),
+        (["--data", "job"], "no slide labels"),
+        (["--data", "job", "--labels", "none.csv"], "none.csv"),
+        (["--data", "job", "--labels", "labels.csv"], "a column with the label"),
+        (WORDS, "'benign'"),
+        (
+            [*WORDS, "--positive", "cancer", "--folds", "12", "--patient", "diagnosis"],
+            "12 folds need as many patients",
+        ),
+        (["--data", "job", "--positive", "cancer"], "none is given"),
+        (["--data", "job", "--format", "slideflow"], "expected files of format 'slideflow'"),
+        (["--data", "labels.csv"], "labels.csv"),
+    ],
+)
+def test_slide_files_that_cannot_be_read_end_in_one_line(job, words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(job)
+    result = CliRunner().invoke(app, ["paper", *words, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("gpmil: ") and said in last, result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_fingerprint_changes_with_the_data():

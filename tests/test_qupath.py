@@ -129,6 +129,19 @@ def test_predictions_of_a_model_are_taken(cohort):
     assert first["geometry"]["coordinates"][0][2] == [x + 256, y + 256]
 
 
+def test_the_side_that_the_files_tell_is_taken():
+    """Patches of 48 that lie 32 apart; a size that is given goes before."""
+    coords = np.array([[0.0, 0.0], [32.0, 0.0]])
+    bags = gpmil.Bags(
+        np.ones((2, 3)), [0, 2], names=["s"], coords=coords, step=32,
+        metadata={"sizes": {"s": (48.0, 48.0)}},
+    )  # fmt: skip
+    one = InstancePredictions(*[np.array([0.2, 0.7])] * 3, bags)
+    for options, side in (({}, 48), ({"size": 40}, 40)):
+        tile = to_geojson(one, **options)["features"][1]
+        assert tile["geometry"]["coordinates"][0][::2] == [[32, 0], [32 + side, side], [32, 0]]
+
+
 def test_predictions_without_positions_are_refused(plain):
     instances = InstancePredictions(*[np.zeros(plain[2].n_instances)] * 3, plain[2])
     with pytest.raises(ValueError, match="no positions x, y"):

@@ -1,6 +1,8 @@
 """report.html says what the files of the run say."""
 
 import json
+import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,16 @@ from typer.testing import CliRunner
 import gpmil
 from gpmil import run_report, runs
 from gpmil.cli import app
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick():
+    """Few resamples and few maps: what takes long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "RESAMPLES", 20)
+        patch.setattr(run_report, "SHOWN_ERRORS", 2)
+        patch.setattr(run_report, "SHOWN_UNCERTAIN", 1)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +69,9 @@ def test_the_numbers_are_those_of_the_files(cv):
     called = slides["log_odds"] > 0
     wrong = int((called != (slides["label"] == 1)).sum())
     assert f"{wrong} of them are called wrongly" in html
-    found = json.loads((cv / "metrics.json").read_text())["slides"]["metrics"]["auc"]
-    assert f"{found['value']:.3f} ({found['low']:.2f} to {found['high']:.2f})" in html
+    found = json.loads((cv / "metrics.json").read_text())
+    for what in ("slides", "patches"):
+        assert str(runs.estimate(found[what]["metrics"]["auc"])) in html
 
 
 def test_the_same_folder_gives_the_same_page(cv):
@@ -93,3 +106,144 @@ def test_slides_without_labels_have_no_quality(cv, tmp_path):
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "How good it is" not in html and "Worst errors" not in html
     assert "least certain first" in html
+
+
+def invoke(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def files(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# --- Judged by other labels -----------------------------------------------------------------------
+def test_evaluate_rewrites_the_page_with_the_metrics(cv, tmp_path):
+    run, labels = tmp_path / "run", tmp_path / "labels.csv"
+    shutil.copytree(cv, run)
+    slides = runs.read_predictions(cv)
+    given = slides[["slide", "label"]].iloc[:13].copy()
+    given.loc[given.index[::4], "label"] = 1 - given["label"]
+    given.astype({"label": int}).to_csv(labels, index=False)
+    before = files(run)
+    invoke("evaluate", run, "--labels", labels)
+    after = files(run)
+    assert {name for name in after if after[name] != before.get(name)} == {
+        "metrics.json",
+        "report.html",
+    }
+    html = after["report.html"].decode()
+    found = json.loads(after["metrics.json"])
+    for what in ("auc", "accuracy", "log_loss"):
+        estimate = runs.estimate(found["slides"]["metrics"][what])
+        assert str(estimate) in html and str(estimate) not in before["report.html"].decode()
+    called = slides["log_odds"].iloc[:13] > 0
+    wrong = int((called != (given["label"] == 1)).sum())
+    assert f"the label of 13 is known, and {wrong} of them are called wrongly" in html
+    invoke("evaluate", run, "--labels", labels)
+    assert files(run) == after
+    invoke("evaluate", run)  # by its own labels again
+    assert files(run) == before
+
+
+def test_evaluate_elsewhere_leaves_the_page(cv, tmp_path):
+    before = files(cv)
+    invoke("evaluate", cv, "--out", tmp_path / "other.json")
+    assert files(cv) == before
+
+
+def test_patch_labels_reach_the_maps(cv):
+    """Outlines are of the labels that the metrics are of."""
+    row = run_report.Run.read(cv).slides.iloc[0]
+    ones = run_report.Run.read(cv, patch_labels=lambda slide, table: np.ones(len(table)))
+    assert (run_report._truth(ones.patches(row)) == 1).all()
+    assert not (run_report._truth(run_report.Run.read(cv).patches(row)) == 1).all()
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(cv, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(cv, run)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="No space"):
+        run_report.write(run)
+    assert (run / "report.html").read_bytes() == (cv / "report.html").read_bytes()
+
+
+# --- Several couplings, several repeats -----------------------------------------------------------
+@pytest.fixture(scope="module")
+def coupled(table, tmp_path_factory):
+    place = tmp_path_factory.mktemp("coupled")
+    settings = [word for name, v in SETTINGS.items() for word in (f"--{name}", str(v))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpmil.cli.fit.write_report", lambda folder: None)
+        invoke("fit", table, "--out", place / "fit", "--interval-patches", 0, *settings)
+    few = ["--interval-patches", 0, "--coupling", "0,0.7,3"]
+    invoke("predict", place / "fit", table, "--out", place / "run", *few)
+    return place / "run"
+
+
+def test_maps_of_every_coupling_stand_side_by_side(coupled):
+    html = (coupled / "report.html").read_text(encoding="utf-8")
+    maps = re.findall(r'alt="Heat maps of (\S+) with coupling 0, 0.7, 3"', html)
+    assert len(maps) == len(set(maps)) >= run_report.SHOWN_UNCERTAIN
+    slides = runs.read_predictions(coupled)
+    order = slides.loc[slides["log_odds"].abs().sort_values().index, "slide"].unique()
+    wrong = slides[(slides["log_odds"] > 0) != (slides["label"] == 1)]
+    worst = wrong.loc[wrong["log_odds"].abs().sort_values(ascending=False).index, "slide"].unique()
+    first = list(worst[: run_report.SHOWN_ERRORS])
+    rest = [name for name in order if name not in first][: run_report.SHOWN_UNCERTAIN]
+    assert maps == first + rest
+    one = slides[slides["slide"] == maps[0]]
+    for coupling, p in zip(one["coupling"], one["probability"]):
+        assert re.search(rf"coupling {coupling}: called \w+, {p:.3f}", html)
+
+
+def test_the_panels_are_the_tables_of_the_couplings(coupled, monkeypatch):
+    drawn = []
+    real = run_report.heatmaps.comparison
+
+    def noted(slides, models, width):
+        drawn.append((slides[0], list(models)))
+        return real(slides, models, width)
+
+    monkeypatch.setattr(run_report.heatmaps, "comparison", noted)
+    run = run_report.Run.read(coupled)
+    run_report._maps(run, run.slides, 1)
+    ((slide, models),) = drawn
+    assert models == ["coupling 0", "coupling 0.7", "coupling 3"]
+    for coupling, values in zip(("0", "0.7", "3"), slide.maps):
+        file = coupled / "patches" / f"coupling-{coupling}" / runs.patch_file(slide.name)
+        np.testing.assert_allclose(values, runs.read_patches(file)["probability"], rtol=1e-12)
+    assert len({values.tobytes() for values in slide.maps}) == 3
+
+
+def test_every_coupling_has_its_own_metrics(coupled):
+    html = (coupled / "report.html").read_text(encoding="utf-8")
+    found = json.loads((coupled / "metrics.json").read_text())["couplings"]
+    for coupling, part in found.items():
+        assert f"coupling {coupling}" in html
+        for what in ("slides", "patches"):
+            assert str(runs.estimate(part[what]["metrics"]["auc"])) in html
+    n = runs.read_predictions(coupled)["slide"].nunique()
+    assert f"{n} slides were predicted with each of 3 couplings" in html
+
+
+def test_a_repeat_shows_its_own_patches(cv, tmp_path):
+    slides = runs.read_predictions(cv).drop(columns="repeat")
+    twice = pd.concat([slides.assign(repeat="0"), slides.assign(repeat="1")])
+    run = tmp_path / "run"
+    shutil.copytree(cv, run)
+    later = run / "patches" / "repeat-1"
+    later.mkdir()
+    for name in slides["slide"]:
+        patches = pd.read_csv(cv / "patches" / runs.patch_file(name)).assign(probability=0.25)
+        patches.to_csv(later / runs.patch_file(name), index=False)
+    found = run_report.Run.read(run, slides=twice)
+    assert set(found.patches(twice.iloc[-1])["probability"]) == {0.25}
+    assert set(found.patches(twice.iloc[0])["probability"]) != {0.25}
+    assert "in each of 2 repeats" in run_report._lead(found)

@@ -3,7 +3,6 @@
 import gzip
 import json
 import logging
-from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 import gpmil
 from gpmil import metrics, runs
 from gpmil.models.base import log_odds
-from gpmil.models.fitted import FittedGP
 
 CONFIG = {"command": "cv", "options": {"folds": 3}}
 FIXED = {"variance": 2.3, "lengthscale": 1.7, "mean": -1.1, "n_inducing": 12}
@@ -88,6 +86,13 @@ def test_parts_of_another_configuration_are_refused(tmp_path):
     with found, runs.workspace(tmp_path / "run", other):
         pass
     assert (tmp_path / "run.partial" / runs.UNITS / "one.csv").is_file()
+
+
+def test_another_cache_continues_the_run(tmp_path):
+    leave_partial(tmp_path / "run", CONFIG | {"cache": "here"})
+    with runs.workspace(tmp_path / "run", CONFIG | {"cache": "there"}) as space:
+        assert space.done("one")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["cache"] == "there"
 
 
 @pytest.mark.parametrize("content", ["thesis.tex", "config.json"])
@@ -207,13 +212,7 @@ def test_batches_are_all_slides_in_order(sizes, most):
 
 
 # --- Predictions ----------------------------------------------------------------------------------
-@pytest.fixture
-def _few_draws(monkeypatch):
-    few = partialmethod(FittedGP.predict_interval, n_draws=3)
-    monkeypatch.setattr(FittedGP, "predict_interval", few)
-
-
-def test_rows_are_what_the_model_says(model, cohort, _few_draws):
+def test_rows_are_what_the_model_says(model, cohort):
     cohort = cohort[:9]
     rows, tables = runs.predict(model, cohort, runs.Asked(), None)
     assert list(rows) == [
@@ -240,10 +239,12 @@ def test_rows_are_what_the_model_says(model, cohort, _few_draws):
     np.testing.assert_array_equal(whole[["x", "y"]], cohort.coords)
 
 
-def test_large_slides_get_no_interval(model, cohort, _few_draws):
+def test_larger_slides_than_asked_get_no_interval(model, cohort):
     cohort = cohort[:6]
     rows, _ = runs.predict(model, cohort, runs.Asked(interval_patches=6), None)
     assert (rows["low"].isna() == (cohort.sizes > 6)).all() and (cohort.sizes > 6).any()
+    rows, _ = runs.predict(model, cohort, runs.Asked(), None)
+    assert rows[["low", "high"]].notna().all().all()
 
 
 def test_calibrated_models_decide_and_flag(cohort):

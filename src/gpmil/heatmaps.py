@@ -493,8 +493,9 @@ class SlideMaps(NamedTuple):
     name: str
     coords: Coords
     step: Any
-    truth: Values
+    truth: Values | None  # without any there is no panel for it
     maps: Sequence[Values]
+    size: Any = None  # side of a patch where it differs from the step
 
 
 def comparison(slides: Sequence[SlideMaps], models: Sequence[str], width: float = 10.6) -> Figure:
@@ -502,19 +503,23 @@ def comparison(slides: Sequence[SlideMaps], models: Sequence[str], width: float 
 
     `width` is that of the figure. Slides that do not fit beside each other start a new line.
     """
-    layouts = [lay_out(slide.coords, slide.step) for slide in slides]
-    height, lines = _arranged(layouts, 1 + len(models), width)
+    layouts = [lay_out(slide.coords, slide.step, slide.size) for slide in slides]
+    told = any(slide.truth is not None for slide in slides)
+    headings = [*(["truth"] if told else []), *models]
+    height, lines = _arranged(layouts, len(headings), width)
     line_height = 2 * _HEAD + height + _MARGIN
     figure = new_figure(width, len(lines) * line_height + _FOOT)
     bottom = figure.get_size_inches()[1]
     which = iter(zip(slides, layouts))
     for line in lines:
         bottom -= line_height
-        spare = (width - 2 * _MARGIN - sum(_group_width(wide, models) for wide in line)) / len(line)
+        spare = (width - 2 * _MARGIN - sum(_group_width(wide, headings) for wide in line)) / len(
+            line
+        )
         left = _MARGIN + spare / 2
         for wide, (slide, layout) in zip(line, which):
-            _draw_group(figure, slide, layout, models, (left, bottom + _MARGIN, wide, height))
-            left += _group_width(wide, models) + spare
+            _draw_group(figure, slide, layout, headings, (left, bottom + _MARGIN, wide, height))
+            left += _group_width(wide, headings) + spare
     bar = _axes_at(figure, width / 2 - 1.5, _FOOT - 0.12, 3.0, 0.09)
     scale = ScalarMappable(Normalize(0, 1), colormaps[PROBABILITY])
     _colour_bar(figure, bar, scale, "probability that a patch is malignant")
@@ -545,31 +550,33 @@ def _arranged(
     return height, lines
 
 
-def _group_width(wide: float, models: Sequence[str]) -> float:
-    return (1 + len(models)) * wide + len(models) * _MARGIN
+def _group_width(wide: float, headings: Sequence[str]) -> float:
+    return len(headings) * wide + (len(headings) - 1) * _MARGIN
 
 
 def _draw_group(
     figure: Figure,
     slide: SlideMaps,
     layout: Layout,
-    models: Sequence[str],
+    headings: Sequence[str],
     place: tuple[float, float, float, float],
 ) -> None:
     """Draw the panels of one slide; `place` is left, bottom, width, height of the first."""
     left, bottom, wide, height = place
     axes = [
         _axes_at(figure, left + c * (wide + _MARGIN), bottom, wide, height)
-        for c in range(1 + len(models))
+        for c in range(len(headings))
     ]
-    for ax, heading in zip(axes, ["truth", *models]):
+    for ax, heading in zip(axes, headings):
         figure.text(*_point(figure, ax, 0.08), heading, ha="center", fontsize=FONT, color=INK)
     middle = _point(figure, axes[len(axes) // 2], 0.08 + _HEAD)
     figure.text(*middle, slide.name, ha="center", fontsize=FONT, color=MUTED)
-    draw_truth(axes[0], layout, slide.truth)
-    for ax, values in zip(axes[1:], slide.maps):
+    truth = np.full(len(slide.coords), -1) if slide.truth is None else slide.truth
+    if len(headings) > len(slide.maps):
+        draw_truth(axes[0], layout, truth)
+    for ax, values in zip(axes[-len(slide.maps) :], slide.maps):
         draw(ax, layout, values)
-        outline(ax, layout, slide.truth == 1)
+        outline(ax, layout, truth == 1)
 
 
 def _point(figure: Figure, ax: Axes, above: float) -> tuple[float, float]:

@@ -76,7 +76,8 @@ def to_geojson(
     predictions
         of one slide; `Patches` where they do not come from a model.
     size
-        side of a patch in level-0 pixels, one number or one an axis; default the bags' step.
+        side of a patch in level-0 pixels, one number or one an axis; default as the feature
+        file tells it, else the bags' step.
     offset
         corner of the scanned area, (openslide.bounds-x, openslide.bounds-y).
     threshold
@@ -160,8 +161,7 @@ def _checked(
         patches = predictions
     else:
         patches = patches_of(predictions)
-        step = predictions.bags.step
-        size = step[0] if size is None and step is not None else size
+        size = _told_side(predictions.bags) if size is None else size
     if size is None:
         raise ValueError("size: the side of a patch is not known. Give it in level-0 pixels.")
     sides = _pair(size, "size")
@@ -169,6 +169,12 @@ def _checked(
         raise ValueError(f"size: expected a positive number, or one an axis, found {size!r}.")
     _check_arrays(patches)
     return patches, sides
+
+
+def _told_side(bags: Any) -> Any:
+    """The side of a slide's patches as its file tells it, else the step, if either is known."""
+    told = bags.metadata.get("sizes", {}).get(str(bags.names[0]))
+    return bags.step[0] if told is None and bags.step is not None else told
 
 
 def _check_arrays(patches: Patches) -> None:

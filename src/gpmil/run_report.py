@@ -1,10 +1,12 @@
 """report.html of a finished run: everything it holds, on one page that can be sent around.
 
 Reads nothing but the run folder, so that the page and the files agree to the last digit:
-config.json, predictions.csv, patches/<slide>.csv.gz, splits.csv and model/, those that there are.
+config.json, predictions.csv, metrics.json, patches/, splits.csv and model/, those that there are.
+`gpmil evaluate` judges by other labels, and gives them with the metrics they make.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ import numpy as np
 import pandas as pd
 
 from gpmil import heatmaps, plots, runs
-from gpmil.metrics import Estimate, bag_metrics, patch_metrics
 from gpmil.models import BagClassifier, load
 from gpmil.report import Picture, Section, Table, page
 
+REPORT = "report.html"
 SHOWN_ERRORS = 6  # slides with heat maps
+SHOWN_UNCERTAIN = 3  # slides with heat maps beside those
+PANEL = 2.3  # inches, of maps side by side
 SHOWN_SLIDES = 200  # rows of the slide table; all of them are in predictions.csv
 SLIDE_METRICS = {
     "accuracy": "accuracy",
@@ -37,6 +41,9 @@ PATCH_METRICS = {
 }
 
 
+PatchLabels = Callable[[str, pd.DataFrame], np.ndarray]
+
+
 @dataclass(frozen=True)
 class Run:
     """What a run folder holds."""
@@ -45,15 +52,29 @@ class Run:
     config: dict[str, Any]
     slides: pd.DataFrame  # predictions.csv
     model: BagClassifier | None
+    metrics: dict[str, Any]  # metrics.json
+    patch_labels: PatchLabels | None = None  # in place of those of the tables
 
     @classmethod
-    def read(cls, folder: Path) -> "Run":
-        """Open a finished run, or one about to be finished."""
+    def read(
+        cls,
+        folder: Path,
+        slides: pd.DataFrame | None = None,
+        metrics: dict[str, Any] | None = None,
+        patch_labels: PatchLabels | None = None,
+    ) -> "Run":
+        """Open a finished run, or one about to be finished; what is given is not read."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        found = folder / "predictions.csv"
-        slides = runs.read_predictions(folder) if found.exists() else pd.DataFrame()
+        if slides is None:
+            found = (folder / runs.PREDICTIONS).exists()
+            slides = runs.read_predictions(folder) if found else pd.DataFrame()
+        if metrics is None:
+            file = folder / runs.METRICS
+            metrics = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if "repeat" in slides and slides["repeat"].nunique() < 2:
+            slides = slides.drop(columns="repeat")
         model = load(folder / "model") if (folder / "model").is_dir() else None
-        return cls(folder, config, slides, model)
+        return cls(folder, config, slides, model, metrics, patch_labels)
 
     @property
     def known(self) -> pd.DataFrame:
@@ -62,19 +83,55 @@ class Run:
             return self.slides.iloc[:0]
         return self.slides[self.slides["label"].isin([0, 1])]
 
-    def patches(self, slide: str) -> pd.DataFrame | None:
-        """The patches of a slide."""
-        file = self.folder / "patches" / runs.patch_file(slide)
-        return pd.read_csv(file) if file.exists() else None
+    @property
+    def couplings(self) -> list[str]:
+        """The couplings, where there are several."""
+        return list(self.slides["coupling"].unique()) if "coupling" in self.slides else []
 
-    def step(self, slide: str) -> Any:
-        """The distance of neighbouring patches, where the run knows it."""
-        return self.config.get("steps", {}).get(slide)
+    def by_coupling(self, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        """The rows of each of several couplings, by its name; else all, without a name."""
+        if not self.couplings:
+            return {"": rows}
+        return {f"coupling {c}": rows[rows["coupling"] == c] for c in self.couplings}
+
+    def judged(self) -> dict[str, dict[str, Any]]:
+        """The metrics of each of several couplings, by its name; else of all, without a name."""
+        if "couplings" not in self.metrics:
+            return {"": self.metrics}
+        return {f"coupling {c}": found for c, found in self.metrics["couplings"].items()}
+
+    def patches(self, row: pd.Series, coupling: str | None = None) -> pd.DataFrame | None:
+        """The patches of a slide, of the same coupling and repeat (or of the coupling given)."""
+        place = self.folder / runs.PATCHES
+        if "coupling" in row:
+            place /= runs.coupling_folder(coupling or row["coupling"])
+        elif "repeat" in row and (place / runs.repeat_folder(row["repeat"])).is_dir():
+            place /= runs.repeat_folder(row["repeat"])
+        file = place / runs.patch_file(row["slide"])
+        if not file.exists():
+            return None
+        table = pd.read_csv(file)
+        if self.patch_labels is not None:
+            table["label"] = self.patch_labels(row["slide"], table)
+        return table
+
+    def side(self, what: str, slide: str) -> Any:
+        """The distance of patches ("steps") or their side ("sizes"), where the run knows it."""
+        return self.config.get(what, {}).get(slide)
 
 
-def write(folder: Path) -> None:
-    """Make report.html of what is in the folder."""
-    run = Run.read(Path(folder))
+def write(
+    folder: Path,
+    slides: pd.DataFrame | None = None,
+    metrics: dict[str, Any] | None = None,
+    patch_labels: PatchLabels | None = None,
+) -> None:
+    """Make report.html of what is in the folder, whole or not at all.
+
+    Predictions with other labels, the metrics they make and `patch_labels(slide, table)` take the
+    place of what is in the files.
+    """
+    run = Run.read(Path(folder), slides, metrics, patch_labels)
     sections = [
         section
         for section in (_read(run), _settings(run), _quality(run), _errors(run), _slides(run))
@@ -83,21 +140,37 @@ def write(folder: Path) -> None:
     name = run.config.get("model", {}).get("class", "") or "gpmil"
     title = f"{run.config.get('command', 'run')}: {name}"
     text = page(title, _lead(run), [*sections, _versions(run)], contents=True)
-    (run.folder / "report.html").write_text(text, encoding="utf-8", newline="\n")
+    runs.write_whole(run.folder / REPORT, text.encode())
 
 
 def _lead(run: Run) -> str:
     if not len(run.slides):
         return "A model was fitted; nothing was predicted in this run."
-    known = run.known
-    words = f"{len(run.slides):,} slides were predicted"
+    known, n = run.known, run.slides["slide"].nunique()
+    words = f"{n:,} slides were predicted"
+    if run.couplings:
+        words += f" with each of {len(run.couplings)} couplings"
+    elif "repeat" in run.slides:
+        words += f" in each of {run.slides['repeat'].nunique()} repeats"
     if len(known):
-        wrong = int(((known["log_odds"] > 0) != (known["label"] == 1)).sum())
-        words += f"; the label of {len(known):,} is known, and {wrong} of them are called wrongly"
+        words += f"; the label of {known['slide'].nunique():,} is known, and {_wrong_words(run)}"
     if (run.slides["decision"] != "").any():
-        referred = int((run.slides["decision"] == "refer").sum())
+        referred = run.slides[run.slides["decision"] == "refer"]["slide"].nunique()
         words += f"; {referred} are to be looked at by a person"
     return words + "."
+
+
+def _wrong_words(run: Run) -> str:
+    """How many are called wrongly, for each of several couplings."""
+    if run.couplings:
+        counts = [f"{_wrong(rows).sum()} ({c})" for c, rows in run.by_coupling(run.known).items()]
+        return f"called wrongly are {', '.join(counts)}"
+    whom = "of their predictions" if "repeat" in run.slides else "of them"
+    return f"{_wrong(run.known).sum()} {whom} are called wrongly"
+
+
+def _wrong(known: pd.DataFrame) -> pd.Series:
+    return (known["log_odds"] > 0) != (known["label"] == 1)
 
 
 # --- What was read, what was learned --------------------------------------------------------------
@@ -139,30 +212,46 @@ def _text(value: Any) -> str:
 
 # --- How good it is -------------------------------------------------------------------------------
 def _quality(run: Run) -> Section | None:
-    known = run.known
-    if known["label"].nunique() < 2 if len(known) else True:
+    known, judged = run.known, run.judged()
+    if (
+        not len(known)
+        or known["label"].nunique() < 2
+        or not any("slides" in m for m in judged.values())
+    ):
         return None
-    labels = known["label"].to_numpy().astype(int)
-    groups = known["patient"].to_numpy() if _patients(known) else None
-    p = known["probability"].to_numpy()
-    decision = known["log_odds"].to_numpy() > 0
-    found = bag_metrics(labels, p, decision=decision, groups=groups)
-    tables = [_metric_table(found, SLIDE_METRICS, "Slides, with 95 % intervals by patient.")]
-    patches = _patch_table(run, known)
-    tables += [patches] if patches else []
-    tables.append(_confusion(labels, decision))
-    pictures = [
-        _picture(plots.roc(labels, {"slides": known["log_odds"].to_numpy()}), "ROC curve", "ROC"),
+    tables = [
+        _metric_table(judged, "slides", SLIDE_METRICS, "Slides, with 95 % intervals by patient.")
+    ]
+    if any("patches" in m for m in judged.values()):
+        tables.append(_patch_table(judged))
+    parts = run.by_coupling(known)
+    tables.append(_confusion(parts))
+    labels = _labels(next(iter(parts.values())))
+    scores = {name or "slides": rows["log_odds"].to_numpy() for name, rows in parts.items()}
+    pictures = [_picture(plots.roc(labels, scores), "ROC curve", "ROC")]
+    for name, rows in parts.items():
+        pictures += _calibration(rows, f", {name}" if name else "")
+    return Section("How good it is", _independence(run), tables, pictures)
+
+
+def _labels(known: pd.DataFrame) -> np.ndarray:
+    return known["label"].to_numpy().astype(int)
+
+
+def _calibration(known: pd.DataFrame, of: str) -> list[Picture]:
+    labels, p = _labels(known), known["probability"].to_numpy()
+    return [
         _picture(
             plots.reliability(labels, p),
-            "Share of positive slides against their predicted probability, with intervals",
-            "Reliability",
+            f"Share of positive slides against their predicted probability, with intervals{of}",
+            f"Reliability{of}",
         ),
         _picture(
-            plots.score_histograms(labels, p), "Probabilities of slides by label", "Probabilities"
+            plots.score_histograms(labels, p),
+            f"Probabilities of slides by label{of}",
+            f"Probabilities{of}",
         ),
     ]
-    return Section("How good it is", _independence(run), tables, pictures)
 
 
 def _independence(run: Run) -> list[str]:
@@ -171,36 +260,40 @@ def _independence(run: Run) -> list[str]:
     return [str(run.config["note"])] if run.config.get("note") else []
 
 
-def _patients(known: pd.DataFrame) -> bool:
-    return bool((known["patient"] != "").all())
-
-
-def _metric_table(found: dict[str, Estimate], names: dict[str, str], caption: str) -> Table:
-    rows = [[name, str(found[key])] for key, name in names.items() if key in found]
-    return Table(["metric", "value"], rows, caption, text=["metric"])
-
-
-def _patch_table(run: Run, known: pd.DataFrame) -> Table | None:
-    pieces = [(k, run.patches(slide)) for k, slide in enumerate(known["slide"])]
-    labelled = [(k, piece) for k, piece in pieces if piece is not None and "label" in piece]
-    if not labelled:
-        return None
-    labels = np.concatenate([piece["label"].fillna(-1) for _, piece in labelled]).astype(int)
-    if not {0, 1} <= set(labels):
-        return None
-    bag = np.repeat(range(len(labelled)), [len(piece) for _, piece in labelled])
-    p = np.concatenate([piece["probability"] for _, piece in labelled])
-    flagged = None
-    if all("flagged" in piece for _, piece in labelled):
-        flagged = np.concatenate([piece["flagged"] for _, piece in labelled]).astype(bool)
-    found = patch_metrics(labels, p, bag, decision=flagged, n_bootstrap=300)
-    names = PATCH_METRICS if flagged is not None else dict(list(PATCH_METRICS.items())[:3])
-    return _metric_table(found, names, "Patches whose label is known, intervals over slides.")
-
-
-def _confusion(labels: np.ndarray, called: np.ndarray) -> Table:
+def _metric_table(
+    judged: dict[str, dict[str, Any]], what: str, names: dict[str, str], caption: str
+) -> Table:
+    """A row a metric, as metrics.json has it; a column for each of several couplings."""
+    parts = {
+        name or "value": found[what]["metrics"] for name, found in judged.items() if what in found
+    }
     rows = [
-        [f"is {name}", *(str(int(((labels == y) & (called == c)).sum())) for c in (False, True))]
+        [name, *(str(runs.estimate(part[key])) for part in parts.values())]
+        for key, name in names.items()
+        if all(key in part for part in parts.values())
+    ]
+    return Table(["metric", *parts], rows, caption, text=["metric"])
+
+
+def _patch_table(judged: dict[str, dict[str, Any]]) -> Table:
+    """Marks are judged where every coupling has them."""
+    found = [part["patches"] for part in judged.values() if "patches" in part]
+    marked = all(part["decided"] == "flagged" for part in found)
+    names = PATCH_METRICS if marked else dict(list(PATCH_METRICS.items())[:3])
+    caption = "Patches whose label is known, with 95 % intervals by patient."
+    return _metric_table(judged, "patches", names, caption)
+
+
+def _confusion(parts: dict[str, pd.DataFrame]) -> Table:
+    rows = [
+        [
+            f"is {name}{', ' if part else ''}{part}",
+            *(
+                str(int(((_labels(known) == y) & ((known["log_odds"] > 0) == c)).sum()))
+                for c in (0, 1)
+            ),
+        ]
+        for part, known in parts.items()
         for y, name in ((0, "negative"), (1, "positive"))
     ]
     return Table(["", "called negative", "called positive"], rows, "Slides.", text=[""])
@@ -209,54 +302,106 @@ def _confusion(labels: np.ndarray, called: np.ndarray) -> Table:
 # --- Slides ---------------------------------------------------------------------------------------
 def _errors(run: Run) -> Section | None:
     """The worst errors with their maps: where did the model look?"""
-    known = run.known
-    if not len(known):
+    worst = _worst(run)
+    if not len(worst):
         return None
-    wrong = known[(known["log_odds"] > 0) != (known["label"] == 1)]
-    worst = wrong.reindex(wrong["log_odds"].abs().sort_values(ascending=False).index)
-    pictures = [
-        picture
-        for _, row in worst.head(SHOWN_ERRORS).iterrows()
-        if (picture := _map(run, row)) is not None
-    ]
-    if not len(wrong):
-        return None
-    words = [f"{len(wrong)} slides are called wrongly; the surest of them first."]
+    pictures = _maps(run, worst, SHOWN_ERRORS)
+    n, every = worst["slide"].nunique(), run.couplings or "repeat" in run.slides
+    words = [f"{n} slides are called wrongly{' at least once' if every else ''}; the surest first."]
     return Section("Worst errors", words, [_slide_table(worst.head(20))], pictures)
 
 
+def _worst(run: Run) -> pd.DataFrame:
+    """What is called wrongly, the surest first."""
+    known = run.known
+    if not len(known):
+        return known
+    wrong = known[_wrong(known)]
+    order = wrong["log_odds"].abs().sort_values(ascending=False, kind="stable").index
+    return wrong.loc[order]
+
+
+def _maps(run: Run, rows: pd.DataFrame, most: int) -> list[Picture]:
+    """The maps of the first slides that have any."""
+    draw = _maps_by_coupling if run.couplings else _map
+    first = rows.drop_duplicates("slide").head(most)
+    drawn = (draw(run, row) for _, row in first.iterrows())
+    return [picture for picture in drawn if picture is not None]
+
+
 def _map(run: Run, row: pd.Series) -> Picture | None:
-    patches = run.patches(row["slide"])
-    if patches is None or not {"x", "y"} <= set(patches.columns) or run.step(row["slide"]) is None:
+    patches = _placed(run, row, run.patches(row))
+    if patches is None:
         return None
-    truth = patches["label"].fillna(-1).to_numpy() if "label" in patches else None
     figure = heatmaps.heatmap(
         patches[["x", "y"]].to_numpy(float),
         patches["probability"].to_numpy(),
-        run.step(row["slide"]),
+        run.side("steps", row["slide"]),
+        size=run.side("sizes", row["slide"]),
         std=patches["sd"].to_numpy() if "sd" in patches else None,
-        truth=truth,
+        truth=_truth(patches),
         flagged=patches["flagged"].to_numpy(bool) if "flagged" in patches else None,
     )
-    called = "positive" if row["log_odds"] > 0 else "negative"
-    caption = f"called {called}, probability {row['probability']:.3f}"
+    caption = f"{_called(row)}, probability {row['probability']:.3f}"
     return _picture(figure, f"Heat map of {row['slide']}", str(row["slide"]), caption)
+
+
+def _maps_by_coupling(run: Run, row: pd.Series) -> Picture | None:
+    """The maps of one slide side by side, one a coupling: the weaker the coupling, the rougher."""
+    tables = [_placed(run, row, run.patches(row, c)) for c in run.couplings]
+    found = {c: t for c, t in zip(run.couplings, tables) if t is not None}
+    if not found:
+        return None
+    one = next(iter(found.values()))
+    truth = _truth(one)
+    slide = heatmaps.SlideMaps(
+        str(row["slide"]),
+        one[["x", "y"]].to_numpy(float),
+        run.side("steps", row["slide"]),
+        truth,
+        [table["probability"].to_numpy() for table in found.values()],
+        run.side("sizes", row["slide"]),
+    )
+    width = max(4.0, PANEL * (len(found) + (truth is not None)) + 0.5)
+    figure = heatmaps.comparison([slide], [f"coupling {c}" for c in found], width)
+    every = run.slides[run.slides["slide"] == row["slide"]].set_index("coupling").loc[list(found)]
+    said = [f"coupling {c}: {_called(r)}, {r['probability']:.3f}" for c, r in every.iterrows()]
+    alt = f"Heat maps of {row['slide']} with coupling {', '.join(found)}"
+    return _picture(figure, alt, str(row["slide"]), "; ".join(said))
+
+
+def _placed(run: Run, row: pd.Series, patches: pd.DataFrame | None) -> pd.DataFrame | None:
+    """The patches, if it is known where they lie."""
+    if patches is None or not {"x", "y"} <= set(patches.columns):
+        return None
+    return None if run.side("steps", row["slide"]) is None else patches
+
+
+def _truth(patches: pd.DataFrame) -> np.ndarray | None:
+    return patches["label"].fillna(-1).to_numpy() if "label" in patches else None
+
+
+def _called(row: pd.Series) -> str:
+    return "called positive" if row["log_odds"] > 0 else "called negative"
 
 
 def _slides(run: Run) -> Section | None:
     if not len(run.slides):
         return None
     order = run.slides["log_odds"].abs().sort_values(kind="stable").index
-    table = _slide_table(run.slides.loc[order].head(SHOWN_SLIDES))
+    least = run.slides.loc[order]
     more = len(run.slides) - SHOWN_SLIDES
     words = ["The least certain first."]
     if more > 0:
         words.append(f"{more:,} more are in predictions.csv.")
-    return Section("Slides", words, [table])
+    drawn = _worst(run)["slide"].unique()[:SHOWN_ERRORS] if len(run.known) else []
+    pictures = _maps(run, least[~least["slide"].isin(drawn)], SHOWN_UNCERTAIN)
+    return Section("Slides", words, [_slide_table(least.head(SHOWN_SLIDES))], pictures)
 
 
 def _slide_table(slides: pd.DataFrame) -> Table:
-    shown = ["slide", *(c for c in ("patient", "label", "decision") if _said(slides[c]))]
+    optional = ("coupling", "repeat", "patient", "label", "decision")
+    shown = ["slide", *(c for c in optional if c in slides and _said(slides[c]))]
     columns = [*shown, "probability", "interval"]
     rows = [
         [*(_plain(row[c]) for c in shown), f"{row['probability']:.3f}", _interval(row)]

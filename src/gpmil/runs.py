@@ -1,10 +1,12 @@
 """A run as a folder: what a model says of slides and patches, safe from interruption.
 
-    config.json             command, options, model settings, versions, data; steps of the grids
+    config.json             command, options, where the data are, model settings, versions; steps
+                            of the grids and sides of the patches
     model/                  the fitted model (`gpmil.load`)
     splits.csv              who was trained on and who was tested
     predictions.csv         a row a slide
-    patches/<slide>.csv.gz  a row a patch
+    patches/<slide>.csv.gz  a row a patch; patches/coupling-<c>/ for each of several couplings,
+                            patches/repeat-<k>/ for the later repeats of a cross-validation
     metrics.json            with bootstrap intervals by patient
     log.txt                 the only place for times
 
@@ -169,9 +171,12 @@ def _check_same(partial: Path, card: dict[str, Any]) -> None:
                 f"{partial} was not written by gpmil (it has no {CARD}): delete or rename it."
             )
         return
-    before = read_config(partial)
-    before.pop("files", None)
-    differ = sorted(differences(before, card))
+    # Where features are kept for the next time changes no result.
+    before, now = (
+        {k: v for k, v in c.items() if k not in ("files", "cache")}
+        for c in (read_config(partial), card)
+    )
+    differ = sorted(differences(before, now))
     if differ:
         shown = "; ".join(differ[:4]) + ("; ..." if len(differ) > 4 else "")
         raise ValueError(
@@ -270,6 +275,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return card
 
 
+def cache_of(card: Mapping[str, Any]) -> Path | None:
+    """Where a run kept the features, as it was said; None: where `gpmil.read` keeps them anyway."""
+    given = card.get("cache")
+    return None if given is None else Path(given)
+
+
 def data_card(bags: Bags) -> dict[str, Any]:
     """What a run remembers of its data; the fingerprint changes when they do."""
     return {
@@ -296,9 +307,10 @@ def fingerprint(bags: Bags) -> str:
 
 
 def places(bags: Bags) -> dict[str, Any]:
-    """What heat maps need besides positions: spacing, units, whether positions are centres."""
+    """What maps need besides positions: spacing, side, units, whether positions are centres."""
     known = {key: bags.metadata[key] for key in ("units", "anchor") if bags.metadata.get(key)}
-    return {"steps": steps(bags), **known}
+    told = sizes(bags)
+    return {"steps": steps(bags), **({"sizes": told} if told else {}), **known}
 
 
 def steps(bags: Bags) -> dict[str, float | list[float]]:
@@ -308,8 +320,20 @@ def steps(bags: Bags) -> dict[str, float | list[float]]:
     found = {}
     for name, step in zip(bags.names, np.asarray(bags.step, dtype=float).reshape(len(bags), -1)):
         if np.isfinite(step).all():
-            found[str(name)] = float(step[0]) if (step == step[0]).all() else step.tolist()
+            found[str(name)] = _side(step)
     return found
+
+
+def sizes(bags: Bags) -> dict[str, float | list[float]]:
+    """The side of every slide's patches, where files tell it; overlapping ones exceed the step."""
+    told = bags.metadata.get("sizes", {})
+    names = [str(name) for name in bags.names]
+    return {name: _side(np.asarray(told[name], dtype=float)) for name in names if name in told}
+
+
+def _side(lengths: Float[np.ndarray, " k"]) -> float | list[float]:
+    """One number where all axes have the same."""
+    return float(lengths[0]) if (lengths == lengths[0]).all() else lengths.tolist()
 
 
 # --- Predictions ----------------------------------------------------------------------------------
@@ -319,7 +343,7 @@ class Asked:
 
     rate: float = 0.1  # false discovery rate of flagged patches
     alpha: float = 0.1  # error among accepted slides
-    interval_patches: int = 500  # slides of more get no interval: its cost grows as the cube
+    interval_patches: int = 20_000  # slides of more get no interval: two matrices n x n
     batch: int = 20_000  # patches at a time
 
     def check(self) -> None:
@@ -374,7 +398,7 @@ def predict_in_batches(
 ) -> list[str]:
     """Predict what was not predicted before, some slides at a time; the names of the parts."""
     rule = refer_rule(model, asked.alpha)
-    under = f"coupling-{coupling}" if coupling else ""
+    under = coupling_folder(coupling) if coupling else ""
     parts = list(batches(bags.sizes, asked.batch))
     units = [f"{under}-batch-{k}".lstrip("-") for k in range(len(parts))]
     for unit, part in zip(units, parts):
@@ -456,6 +480,16 @@ def patch_table(found: InstancePredictions) -> pd.DataFrame:
     return frame
 
 
+def coupling_folder(coupling: str) -> str:
+    """Where in patches/ the tables of one of several couplings lie."""
+    return f"coupling-{coupling}"
+
+
+def repeat_folder(repeat: int | str) -> str:
+    """Where in patches/ the tables of a later repeat lie."""
+    return f"repeat-{repeat}"
+
+
 def patch_file(slide: str) -> str:
     """The name of a slide's table of patches, whatever the slide is called.
 
@@ -527,7 +561,7 @@ def judge(folder: Path, predictions: pd.DataFrame, patch_labels: Any = None) -> 
     if "coupling" not in predictions:
         return _judge(predictions, folder / PATCHES, patch_labels)
     found = {
-        str(c): _judge(rows, folder / PATCHES / f"coupling-{c}", patch_labels)
+        str(c): _judge(rows, folder / PATCHES / coupling_folder(str(c)), patch_labels)
         for c, rows in predictions.groupby("coupling", sort=False)
     }
     return {"couplings": found} if any(found.values()) else {}

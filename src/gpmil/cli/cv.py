@@ -78,6 +78,7 @@ def repeat(file: Path, out: Path, cache: Path | None) -> None:
     card = repeated(file, "cv")
     options = dict(card["options"])
     source, asked = Source(**options.pop("source")), runs.Asked(**options.pop("asked"))
+    cache = cache or runs.cache_of(card)
     model = model_from_card(card["model"])
     run(source, Folds(**options), asked, out, model, card["model"], cache, before=card)
 
@@ -104,6 +105,7 @@ def run(
         "model": card,
         "versions": package_versions(),
         "data": runs.data_card(bags),
+        "cache": None if cache is None else str(cache),
         "read": lines,
     }
     if before is not None:
@@ -112,13 +114,13 @@ def run(
     config["splits"] = hashlib.blake2b(table, digest_size=16).hexdigest()
     config |= runs.places(bags)
     with runs.workspace(out, config) as space, progress(len(splits) + 1) as step:
-        first = _first_tested(splits)
+        places = _patch_places(splits)
         for k, split in enumerate(splits):
             if space.done(split.unit):
                 step(f"{k + 1}/{len(splits)} {split.unit}: from before")
                 continue
             step(f"{k + 1}/{len(splits)} {split.unit}: training on {len(split.train)} slides")
-            _carry_out(space, split, bags, model, asked, first[k])
+            _carry_out(space, split, bags, model, asked, places[k])
         step("metrics")
         pooled = space.pooled([split.unit for split in splits])
         space.write(runs.PREDICTIONS, runs.csv_bytes(pooled))
@@ -136,28 +138,42 @@ def _carry_out(
     bags: Bags,
     model: BagClassifier,
     asked: runs.Asked,
-    first: Int[np.ndarray, " new"],
+    places: dict[str, Int[np.ndarray, " _"]],
 ) -> None:
     fitted = clone(model).fit(bags[split.train])
     held_out = bags[split.test]
     rule = runs.refer_rule(fitted, asked.alpha)
     rows, patches = runs.predict(fitted, held_out, asked, rule)
     if patches:
-        chosen = [(str(held_out.names[i]), patches[i]) for i in first]
-        runs.write_patches(space, [name for name, _ in chosen], [table for _, table in chosen])
+        names = held_out.names.astype(str)
+        for under, chosen in places.items():
+            runs.write_patches(space, names[chosen].tolist(), [patches[i] for i in chosen], under)
     rows.insert(2, "repeat", split.repeat)
     rows.insert(3, "fold", split.fold)
     space.finish(split.unit, rows)
 
 
-def _first_tested(splits: Sequence[Split]) -> list[Int[np.ndarray, " new"]]:
-    """For every split the test slides that no earlier one tests: theirs are the patches kept."""
-    seen: set[int] = set()
+def _patch_places(splits: Sequence[Split]) -> list[dict[str, Int[np.ndarray, " _"]]]:
+    """For every split the test slides whose patches are kept, by folder.
+
+    Right in patches/ lies every slide the first time it is tested, in repeat-<k> the first time
+    that a later repeat tests it: every repeat can be drawn on its own.
+    """
+    seen: dict[str, set[int]] = {}
     found = []
     for split in splits:
-        found.append(np.array([i for i, b in enumerate(split.test) if b not in seen], dtype=int))
-        seen.update(split.test.tolist())
+        later = [runs.repeat_folder(split.repeat)] if split.repeat != splits[0].repeat else []
+        found.append(
+            {under: _new(split.test, seen.setdefault(under, set())) for under in ["", *later]}
+        )
     return found
+
+
+def _new(test: Int[np.ndarray, " test"], seen: set[int]) -> Int[np.ndarray, " new"]:
+    """Places in `test` of slides not seen before, which are seen now."""
+    new = np.array([i for i, b in enumerate(test) if b not in seen], dtype=np.int64)
+    seen.update(test.tolist())
+    return new
 
 
 def _table(splits: Sequence[Split], bags: Bags) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil import runs
+from gpmil import run_report, runs
 from gpmil.bag_checks import listed
 from gpmil.cli.options import print_line, show_metrics
 from gpmil.io import tables
@@ -30,7 +30,7 @@ class Truth:
 
 
 def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
-    """Write metrics.json into the run (or to `out`), and print it."""
+    """Write metrics.json and the page that shows it into the run (or to `out`), and print it."""
     config = runs.read_config(folder)
     predictions = runs.read_predictions(folder)
     if truth.labels is not None:
@@ -47,8 +47,9 @@ def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
     if out is not None:
         runs.write_whole(out, runs.json_bytes(found))
     else:
+        run_report.write(folder, predictions, found, patch_labels)
         runs.write_whole(folder / runs.METRICS, runs.json_bytes(found))
-        files = sorted({*config.get("files", []), runs.METRICS})
+        files = sorted({*config.get("files", []), runs.METRICS, run_report.REPORT})
         runs.write_whole(folder / CARD, runs.json_bytes(config | {"files": files}))
     show_metrics(found)
     print_line(f"Written to {out or folder / runs.METRICS}.")

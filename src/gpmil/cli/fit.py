@@ -33,6 +33,7 @@ def repeat(file: Path, out: Path, cache: Path | None) -> None:
     card = repeated(file, "fit")
     options = card["options"]
     source, asked = Source(**options["source"]), runs.Asked(**options["asked"])
+    cache = cache or runs.cache_of(card)
     run(source, asked, out, model_from_card(card["model"]), card["model"], cache, before=card)
 
 
@@ -58,6 +59,7 @@ def run(
         "model": card,
         "versions": package_versions(),
         "data": runs.data_card(bags),
+        "cache": None if cache is None else str(cache),
         "read": lines,
     }
     if before is not None:

@@ -1,6 +1,6 @@
 """`gpmil heatmap`: a picture of every slide of a finished run, over the slide where it is given."""
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -9,15 +9,16 @@ from gpmil import heatmaps, plots, slides
 from gpmil.cli.patch_tables import (
     Overview,
     Table,
+    Wanted,
     check_out,
     config,
     counted,
     look,
+    making,
     say_done,
     slide_files,
     tables,
 )
-from gpmil.report import run_folder
 from gpmil.slides import Extent, Thumbnail
 
 UNCERTAINTY = ("panel", "opacity", "none")
@@ -25,30 +26,34 @@ BOX = (4.2, 4.8)  # inches of a panel
 AROUND = 0.05  # of the tissue's longer side is shown around it
 
 
-def run(
-    source: Path,
-    folder: Path | None,
-    wanted: Sequence[str] | None,
-    out: Path,
-    uncertainty: str,
-    step: float | None = None,
-) -> None:
-    """Draw the slides into `out`; nothing is left there unless all could be drawn."""
+def run(wanted: Wanted, uncertainty: str = "panel") -> None:
+    """Draw the slides into `out`, which is there when all could be drawn."""
     if uncertainty not in UNCERTAINTY:
         raise ValueError(
             f"--uncertainty: expected one of {', '.join(UNCERTAINTY)}, found {uncertainty!r}."
         )
-    found = tables(source, wanted)
-    check_out(out, source)
-    files = slide_files(folder, found)
-    overview = look(found, config(source), step)
+    found = tables(wanted)
+    check_out(wanted.out, wanted.run)
+    files = slide_files(wanted.slides, found)
+    overview = look(found, config(wanted.run), wanted.step)
     card = {"command": "heatmap", "slides": [table.slide for table in overview.filled]}
-    with run_folder(out, card | {"uncertainty": uncertainty}) as fresh:
+    scale = overview.largest_std if uncertainty != "none" else None  # the same on all maps
+    with making(wanted, card | {"uncertainty": uncertainty}) as work:
         for table in counted(overview.filled, "heat maps"):
-            figure = draw(table, files.get(table.slide), overview, uncertainty)
-            png = plots.png(figure, heatmaps.sharp_dpi(figure))
-            (fresh / f"{table.stem}.png").write_bytes(png)
-    say_done(len(overview.filled), "heat map", out)
+            file = files.get(table.slide)
+            work.make(
+                f"{table.stem}.png",
+                ["heatmap", uncertainty, scale, BOX, *overview.facts(table, file)],
+                table,
+                partial(content, table, file, overview, uncertainty),
+            )
+    say_done(len(overview.filled), "heat map", wanted.out)
+
+
+def content(table: Table, file: Path | None, overview: Overview, uncertainty: str) -> bytes:
+    """The picture of one slide."""
+    figure = draw(table, file, overview, uncertainty)
+    return plots.png(figure, heatmaps.sharp_dpi(figure))
 
 
 def draw(table: Table, file: Path | None, overview: Overview, uncertainty: str) -> Figure:
@@ -69,7 +74,7 @@ def draw(table: Table, file: Path | None, overview: Overview, uncertainty: str) 
         flagged=patches.flagged,
         slide=picture,
         mpp=1.0 if overview.microns and picture is None else None,
-        title=table.slide,
+        title=table.title,
         box=BOX,
     )
 

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from gpmil.cli.options import Source, _step
 from gpmil.models.base import package_versions
 from gpmil.models.checks import one_of
 from gpmil.paper import cohorts, methods, page, study
@@ -22,6 +23,7 @@ from gpmil.report import RESEARCH, run_folder
 PANDA_SIZES = {"full": 1.0, "tenth": 0.1}
 PANDA_RUNS = 2
 QUICK_RUNS = 2
+UNSAID = Source("")  # nothing is said of how the data are read
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Options:
     seed: int = 0
     jobs: int = 1
     device: str | None = None
+    source: Source = UNSAID  # how the data are read
+    cache: Path | None = None
 
     @property
     def parts(self) -> Path:
@@ -80,6 +84,8 @@ def _check(options: Options) -> None:
         value = getattr(options, name)
         if value is not None and value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}.")
+    if options.data is None and (options.source != UNSAID or options.cache is not None):
+        raise ValueError("--labels and the like say how --data is read: name it, too.")
     if options.images is not None and not options.images.is_dir():
         raise ValueError(f"--images {options.images} is no folder: it holds one image a slide.")
 
@@ -89,7 +95,8 @@ def _studies(options: Options) -> tuple[_Study, _Study | None]:
     if options.data is None:
         cohort = cohorts.sicapv2_like(options.seed, options.quick)
     else:
-        cohort = cohorts.from_files(options.data, options.folds, options.images)
+        reading = _reading(options.source, options.cache)
+        cohort = cohorts.from_files(options.data, options.folds, options.images, **reading)
     compared = methods.compared(common, options.quick, options.search)
     n_runs = options.runs or (QUICK_RUNS if options.quick else 5)
     main = _Study(cohort, compared, study.planned(cohort, compared, n_runs))
@@ -102,6 +109,21 @@ def _studies(options: Options) -> tuple[_Study, _Study | None]:
     few = [m for m in methods.compared(common, options.quick) if m.key in kept]
     n_large = min(n_runs, PANDA_RUNS)
     return main, _Study(large, few, study.planned(large, few, n_large, flags=False))
+
+
+def _reading(source: Source, cache: Path | None) -> dict[str, Any]:
+    """What was said of how the data are read, for `gpmil.read`."""
+    said = _said(source)
+    if "step" in said:
+        said["step"] = _step(said["step"])
+    if said.get("graph", "").lower() == "none":
+        said["graph"] = None
+    return said if cache is None else said | {"cache": cache}
+
+
+def _said(source: Source) -> dict[str, Any]:
+    unsaid = asdict(UNSAID)
+    return {k: v for k, v in asdict(source).items() if v != unsaid[k]}
 
 
 # --- Progress -------------------------------------------------------------------------------------
@@ -178,4 +200,6 @@ def _print(results: Results, panda: Results | None, options: Options) -> None:
 
 
 def _text(value: Any) -> Any:
+    if isinstance(value, Source):
+        return _said(value)
     return str(value) if isinstance(value, Path) else value

@@ -1,15 +1,24 @@
 """Tables of patches in a finished run: RUN/patches/<slide>.csv.gz, or one such file.
 
 What `gpmil heatmap` and `gpmil qupath` share. Nothing here needs the model or torch.
+
+Files are assembled in `<out>.partial`, which becomes `<out>` when all are there. What was made from
+the same table with the same options, now or before, is not made again.
 """
 
+import hashlib
 import json
+import os
+import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import unquote
 
 import numpy as np
@@ -18,18 +27,40 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from gpmil import slides
+from gpmil import __version__, slides
 from gpmil.graphs import infer_step
+from gpmil.persistence import swap
 from gpmil.qupath import Patches
+from gpmil.report import CARD, FORMAT, check_target, write_json
 from gpmil.slides import SlideInfo
 
-ENDING, CARD = ".csv.gz", "config.json"
+ENDING, MADE = ".csv.gz", ".made"
 # What a run notes as "units" and "anchor" where positions are not level-0 pixels, top left.
 MICRONS, CENTRE = "microns", "centre"
 SHOWN = 3  # names in a message
 TRUE, FALSE = {"1", "1.0", "true"}, {"0", "0.0", "false"}
 
 Pair = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for on the command line, of both commands."""
+
+    run: Path  # a finished run, or one table
+    out: Path
+    slides: Path | None = None  # folder of slide files
+    names: Sequence[str] | None = None  # only these slides
+    step: float | None = None
+    coupling: float | None = None  # one of several; the smallest
+    repeat: int | None = None  # of a cross-validation; where a slide is tested first
+    overwrite: bool = False  # make everything again
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What config.json says of it."""
+        which = {"coupling": self.coupling, "repeat": self.repeat}
+        return {name: value for name, value in which.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -47,6 +78,12 @@ class Table:
     def slide(self) -> str:
         """Name of the slide; characters that a file name cannot have are written %2F."""
         return unquote(self.stem)
+
+    @property
+    def title(self) -> str:
+        """Name of the slide, and the coupling or repeat if the run has several."""
+        kind, _, which = self.file.parent.name.partition("-")
+        return f"{self.slide}, {kind} {which}" if kind in ("coupling", "repeat") else self.slide
 
     def read(self) -> Patches:
         """Positions and predictions; a ValueError names the file and what is wrong with it."""
@@ -91,36 +128,106 @@ class Table:
         return words.isin(TRUE).to_numpy(dtype=bool)
 
 
-def tables(run: Path, wanted: Sequence[str] | None = None) -> list[Table]:
+def tables(wanted: Wanted) -> list[Table]:
     """The tables of a run, in order of name; only those of the slides wanted, where any are."""
+    run = wanted.run
     if run.is_file():
-        if not run.name.endswith(ENDING):
-            raise ValueError(f"{run} is no table of patches: expected a file *{ENDING}.")
-        found = [Table(run)]
+        found = [_one(wanted)]
     elif not run.is_dir():
         raise ValueError(f"no run at {run}: name the folder that gpmil predict or gpmil cv wrote.")
     else:
-        found = [Table(file) for file in sorted((run / "patches").glob(f"*{ENDING}"))]
+        tested = _tested(wanted)
+        found = [Table(file) for file in sorted(_folder(wanted).glob(f"*{ENDING}"))]
+        found = [t for t in found if tested is None or t.slide in tested]
     if not found:
         raise ValueError(
             f"{run} holds no tables of patches (patches/<slide>{ENDING}): is the run finished, "
             "and does its model predict patches?"
         )
-    if not wanted:
+    if not wanted.names:
         return found
     known = {table.slide: table for table in found}
-    unknown = [name for name in wanted if name not in known]
+    unknown = [name for name in wanted.names if name not in known]
     if unknown:
         raise ValueError(
             f"{run} has no slide {listed(unknown)}; it has {len(known)}: {listed(list(known))}."
         )
-    return [known[name] for name in dict.fromkeys(wanted)]
+    return [known[name] for name in dict.fromkeys(wanted.names)]
+
+
+def _one(wanted: Wanted) -> Table:
+    if not wanted.run.name.endswith(ENDING):
+        raise ValueError(f"{wanted.run} is no table of patches: expected a file *{ENDING}.")
+    if wanted.card:
+        raise ValueError(f"{wanted.run} is one table: leave out --{next(iter(wanted.card))}.")
+    return Table(wanted.run)
+
+
+def _folder(wanted: Wanted) -> Path:
+    """The folder with the tables of the coupling, or of the repeat, that is asked for."""
+    place = wanted.run / "patches"
+    couplings = _numbered(place, "coupling")
+    if wanted.coupling is not None and wanted.coupling not in couplings:
+        has = f"couplings {_words(couplings)}" if couplings else "one coupling alone: leave it out"
+        raise ValueError(f"--coupling {wanted.coupling:g}: {wanted.run} has {has}.")
+    if couplings:
+        chosen = min(couplings) if wanted.coupling is None else wanted.coupling
+        if wanted.coupling is None and len(couplings) > 1:
+            say(f"coupling {chosen:g} of {_words(couplings)}: --coupling chooses another")
+        return couplings[chosen]
+    return place if wanted.repeat is None else _numbered(place, "repeat").get(wanted.repeat, place)
+
+
+def _numbered(place: Path, kind: str) -> dict[float, Path]:
+    """Folders such as coupling-0.5, by their number in rising order."""
+    found = {}
+    for folder in place.glob(f"{kind}-*"):
+        try:
+            found[float(folder.name.removeprefix(f"{kind}-"))] = folder
+        except ValueError:
+            continue
+    return dict(sorted(found.items()))
+
+
+def _words(numbers: dict[float, Path]) -> str:
+    return ", ".join(f"{number:.12g}" for number in numbers)
+
+
+def _tested(wanted: Wanted) -> set[str] | None:
+    """The slides that the repeat asked for tests, as predictions.csv says; None: all."""
+    if wanted.repeat is None:
+        return None
+    tested = _by_repeat(wanted.run)
+    asked = str(wanted.repeat)
+    if asked not in tested:
+        has = f"repeats {', '.join(tested)}" if tested else "no repeats: leave it out"
+        raise ValueError(f"--repeat {asked}: {wanted.run} has {has}.")
+    kept = wanted.run / "patches" / f"repeat-{asked}"
+    if asked != next(iter(tested)) and not kept.is_dir():
+        raise ValueError(
+            f"--repeat {asked}: {wanted.run} kept no patches of this repeat. Repeat it with this "
+            "version: gpmil cv --config."
+        )
+    return tested[asked]
+
+
+def _by_repeat(run: Path) -> dict[str, set[str]]:
+    """The slides that each repeat tests; none where the run is no cross-validation."""
+    file = run / "predictions.csv"
+    if not file.is_file():
+        return {}
+    frame = pd.read_csv(file, dtype=str, keep_default_na=False)
+    if not {"slide", "repeat"} <= set(frame):
+        return {}
+    return {str(k): set(own["slide"]) for k, own in frame.groupby("repeat", sort=False)}
 
 
 def config(run: Path) -> dict[str, Any]:
     """config.json of the run; empty where there is none."""
-    file = (run.parent.parent if run.is_file() else run) / CARD
-    if not file.is_file():
+    # A table lies in patches/, or in a folder of its coupling or repeat there.
+    places = list(run.absolute().parents)[1:3] if run.is_file() else [run]
+    file = next((place / CARD for place in places if (place / CARD).is_file()), None)
+    if file is None:
         return {}
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
@@ -159,6 +266,15 @@ class Overview:
     centres: bool  # whether positions are centres of patches, not upper left corners
     largest_std: float
     filled: list[Table]  # the tables that have patches
+
+    def facts(self, table: Table, file: Path | None) -> list[Any]:
+        """What a file made of the table depends on beside the table itself."""
+        step = self.steps[table.slide]
+        slide = None
+        if file is not None:  # gigabytes: told by size and time
+            slide = [file.name, file.stat().st_size, file.stat().st_mtime_ns]
+        size = self.sizes.get(table.slide, step)
+        return [table.title, step, size, self.microns, self.centres, slide]
 
     def placed(self, table: Table, info: SlideInfo | None) -> tuple[Patches, Pair, Pair]:
         """Patches, step and size of a slide; in level-0 pixels where its file is known."""
@@ -266,6 +382,128 @@ def check_inside(patches: Patches, step: Pair, info: SlideInfo, slide: str) -> N
         f"{high[1]:g}, outside the slide file of {info.size[0]} x {info.size[1]} pixels. Is the "
         "file another slide, or are the positions in microns or cells and not level-0 pixels?"
     )
+
+
+# --- Files that are made once ---------------------------------------------------------------------
+class Making:
+    """A folder that is being filled: files that are there already are not made again."""
+
+    def __init__(self, folder: Path, log: TextIO, here: dict[str, str], earlier: dict[str, Path]):
+        self.folder, self.log = folder, log
+        self.here = here  # digests of the files in the folder, by name
+        self.earlier = earlier  # finished files elsewhere, by digest and name
+        self.now: dict[str, str] = {}  # digests of the files of this call
+        self.found = 0
+
+    def make(self, name: str, facts: list[Any], table: Table, content: Callable[[], bytes]) -> None:
+        """A file of the folder, from what its content depends on."""
+        digest = _digest(facts, table)
+        there = self.folder / name
+        if self.here.get(name) == digest and there.is_file():
+            self.found += 1
+        else:
+            old = self.earlier.get(f"{digest} {name}")
+            self._write(there, content() if old is None else old.read_bytes())
+            self.log.write(f"{digest} {name}\n")
+            self.log.flush()
+            self.found += old is not None
+        self.here[name] = self.now[name] = digest
+
+    def _write(self, path: Path, content: bytes) -> None:
+        """Beside and renamed: the file is there whole, or not at all."""
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.write_bytes(content)
+        os.replace(fresh, path)
+
+    def finish(self, card: dict[str, Any]) -> None:
+        """Nothing but the files of this call, and config.json with their digests."""
+        for path in self.folder.iterdir():
+            if path.name not in self.now:
+                path.unlink()
+        files = {"made": self.now, "files": sorted(self.now)}
+        write_json(self.folder / CARD, {"format": FORMAT, **card, **files})
+
+
+def _digest(facts: list[Any], table: Table) -> str:
+    text = json.dumps([__version__, *facts]).encode()
+    return hashlib.blake2b(text + table.file.read_bytes(), digest_size=16).hexdigest()
+
+
+@contextmanager
+def making(wanted: Wanted, card: dict[str, Any]) -> Iterator[Making]:
+    """A folder that becomes `wanted.out` when the block ends.
+
+    Where that fails, finished files stay in `<out>.partial` for the same command to continue.
+    """
+    out = check_target(wanted.out)
+    partial = out.with_name(out.name + ".partial")
+    _check_partial(partial)
+    partial.mkdir(parents=True, exist_ok=True)
+    with (partial / MADE).open("a+", encoding="utf-8") as log:
+        _lock(log, partial)
+        here = {} if wanted.overwrite else _noted(log)
+        work = Making(partial, log, here, {} if wanted.overwrite else _earlier(out))
+        try:
+            yield work
+            log.close()  # an open file would keep its folder from being renamed on Windows
+            work.finish(card | wanted.card)
+            swap(partial, out)
+        except BaseException as error:
+            kept = _keep(partial, work)
+            if kept and isinstance(error, ValueError | OSError):
+                raise ValueError(f"{error} {kept}") from error
+            if kept:
+                say(kept)
+            raise
+    if work.found:
+        say(f"{work.found} of {len(work.now)} were there already: --overwrite makes them again")
+
+
+def _keep(partial: Path, work: Making) -> str:
+    """Away with a folder without a finished file; else what to say of it."""
+    if work.here:
+        return f"What is finished is kept in {partial}: the same command continues from there."
+    work.log.close()
+    shutil.rmtree(partial, ignore_errors=True)
+    return ""
+
+
+def _check_partial(partial: Path) -> None:
+    empty = not partial.exists() or (partial.is_dir() and not any(partial.iterdir()))
+    if not empty and not any((partial / name).is_file() for name in (MADE, CARD)):
+        raise ValueError(f"{partial} was not written by gpmil: delete or rename it.")
+
+
+def _lock(log: TextIO, partial: Path) -> None:
+    """Two processes must not fill the same folder; the lock ends with the process."""
+    if find_spec("fcntl"):
+        fcntl = import_module("fcntl")
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"{partial} is being written by another gpmil: wait for it, or name another "
+                "folder with --out."
+            ) from error
+
+
+def _noted(log: TextIO) -> dict[str, str]:
+    """Digests of finished files by name; the last line may be cut off."""
+    log.seek(0)
+    lines = log.read().split("\n")
+    if lines[-1]:
+        log.write("\n")
+    pairs = (line.partition(" ") for line in lines[:-1])
+    return {name: digest for digest, _, name in pairs}
+
+
+def _earlier(out: Path) -> dict[str, Path]:
+    """Files of an earlier call, by digest and name."""
+    try:
+        made = json.loads((out / CARD).read_text(encoding="utf-8"))["made"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {f"{digest} {name}": out / name for name, digest in made if (out / name).is_file()}
 
 
 # --- Words ----------------------------------------------------------------------------------------

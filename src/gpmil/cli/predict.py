@@ -70,6 +70,7 @@ def repeat(file: Path, out: Path, cache: Path | None) -> None:
     card = repeated(file, "predict")
     options = dict(card["options"])
     source, asked = Source(**options.pop("source")), runs.Asked(**options.pop("asked"))
+    cache = cache or runs.cache_of(card)
     run(source, Wanted(**options), asked, out, cache, before=card)
 
 
@@ -97,6 +98,7 @@ def run(
         "model": {"class": type(model).__name__, **_card(place)},
         "versions": package_versions(),
         "data": runs.data_card(bags),
+        "cache": None if cache is None else str(cache),
         "read": lines,
     }
     if before is not None:

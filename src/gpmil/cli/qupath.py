@@ -1,46 +1,52 @@
 """`gpmil qupath`: the patches of every slide of a finished run, as GeoJSON for QuPath."""
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from gpmil import qupath, slides
 from gpmil.cli.patch_tables import (
+    Overview,
+    Table,
+    Wanted,
     check_out,
     config,
     counted,
     look,
+    making,
     say_done,
     slide_files,
     tables,
 )
-from gpmil.report import run_folder
 
 
-def run(
-    source: Path,
-    folder: Path | None,
-    wanted: Sequence[str] | None,
-    out: Path,
-    gzip: bool,
-    step: float | None = None,
-) -> None:
-    """Write one file a slide into `out`; nothing is left there unless all could be written."""
-    found = tables(source, wanted)
-    check_out(out, source)
-    files = slide_files(folder, found)
-    overview = look(found, config(source), step)
+def run(wanted: Wanted, gzip: bool = False) -> None:
+    """Write one file a slide into `out`, which is there when all could be written."""
+    found = tables(wanted)
+    check_out(wanted.out, wanted.run)
+    files = slide_files(wanted.slides, found)
+    overview = look(found, config(wanted.run), wanted.step)
     card = {"command": "qupath", "slides": [table.slide for table in overview.filled]}
-    with run_folder(out, card) as fresh:
+    ending = ".geojson.gz" if gzip else ".geojson"
+    with making(wanted, card) as work:
         for table in counted(overview.filled, "GeoJSON files"):
             file = files.get(table.slide)
-            if file is None and overview.microns:
-                raise ValueError(
-                    f"slide {table.slide}: its positions are in microns, QuPath wants pixels, and "
-                    "the slide file says how large they are. Give its folder as --slides."
-                )
-            info = None if file is None else slides.describe(file)
-            patches, _, size = overview.placed(table, info)
-            offset = (0, 0) if info is None else info.offset
-            path = fresh / f"{table.stem}.geojson"
-            qupath.write(path, patches, size, gzip=gzip, offset=offset)
-    say_done(len(overview.filled), "GeoJSON file", out)
+            work.make(
+                table.stem + ending,
+                ["qupath", gzip, *overview.facts(table, file)],
+                table,
+                partial(content, table, file, overview, gzip),
+            )
+    say_done(len(overview.filled), "GeoJSON file", wanted.out)
+
+
+def content(table: Table, file: Path | None, overview: Overview, gzip: bool) -> bytes:
+    """The file of one slide."""
+    if file is None and overview.microns:
+        raise ValueError(
+            f"slide {table.slide}: its positions are in microns, QuPath wants pixels, and "
+            "the slide file says how large they are. Give its folder as --slides."
+        )
+    info = None if file is None else slides.describe(file)
+    patches, _, size = overview.placed(table, info)
+    offset = (0, 0) if info is None else info.offset
+    return qupath.to_bytes(qupath.to_geojson(patches, size, offset=offset), gzip)

@@ -30,7 +30,7 @@ from gpmil.io.slides import BadSlide, Slide, SlideLevel, Told
 
 logger = logging.getLogger("gpmil")
 
-VERSION = 1
+VERSION = 2
 FOLDER = ".gpmil-cache"
 DAY = 86_400.0
 SKIP = "Repair or remove the file, or leave it out with skip_bad=True."
@@ -174,8 +174,8 @@ def _opened(folder: Path, index: dict[str, Any]) -> Stored:
 
 
 def _told(fields: dict[str, Any]) -> Told:
-    step = fields["step"]
-    return Told(**{**fields, "step": None if step is None else tuple(step)})
+    sides = {name: fields[name] and tuple(fields[name]) for name in ("step", "size")}
+    return Told(**{**fields, **sides})
 
 
 # ------------------------------------------------------------------ building

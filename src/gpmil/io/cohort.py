@@ -66,7 +66,14 @@ def read(
         instance_labels=found.instance_labels,
         step=value,
         graph=graph,
-        metadata={"encoder": encoder, "format": found.format, "units": units, "anchor": anchor},
+        metadata={
+            "encoder": encoder,
+            "format": found.format,
+            "units": units,
+            "anchor": anchor,
+            # By name: a part of the cohort has the same metadata.
+            "sizes": {s.name: s.told.size for s in found.slides if s.told.size is not None},
+        },
     )
     notes = [*joined.notes, *guesses, *_notes(found, listing, units)]
     return bags, ReadReport(

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from gpmil.bag_checks import listed
 from gpmil.io.slides import PIXELS, SLIDE_LEVEL, BadSlide, Slide, SlideLevel, Told, patch_shape
 from gpmil.io.slides import positions as checked
-from gpmil.io.steps import told_step
+from gpmil.io.steps import told_size, told_step
 
 FEATURES = ("features", "feats", "patch_embeddings")
 
@@ -88,6 +88,9 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
     with opened(path) as file:
         features = dataset(file, *FEATURES)
         attrs = dict(file["coords"].attrs) if "coords" in file else {}
-        step, where = told_step(attrs, attributes(beside))
+        patches = attributes(beside)
+        step, where = told_step(attrs, patches)
         encoder = text(features.attrs, "encoder") or text(file.attrs, "encoder")
-        yield slide(file, features, Told(PIXELS, step=step, step_from=where, encoder=encoder))
+        size = told_size(attrs, patches)
+        told = Told(PIXELS, step=step, step_from=where, size=size, encoder=encoder)
+        yield slide(file, features, told)

@@ -34,6 +34,7 @@ class Told:
     anchor: str = "top left"
     step: tuple[float, ...] | None = None
     step_from: str = ""
+    size: tuple[float, ...] | None = None  # side of a patch, larger than the step if they overlap
     encoder: str | None = None
     label: int | None = None
     note: str = ""

@@ -26,6 +26,7 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
             units=MICRONS if unit in (None, "um") else unit,
             step=None if size is None else (size, size),
             step_from="" if size is None else "tile_size_um",
+            size=None if size is None else (size, size),
             encoder=h5.text(file.attrs, "extractor"),
             note="" if unit or "coords" not in file else "STAMP files without a unit: microns.",
         )

@@ -1,4 +1,4 @@
-"""The distance of neighbouring patches: what files tell, else what the positions show.
+"""The distance of neighbouring patches, and their side: what files tell, else what positions show.
 
 In this order: the step given, `patch_size_level0` less the overlap, `patch_size` times the
 downsampling, the same from the file of the patches, the positions. Positions are never divided
@@ -31,8 +31,8 @@ def number(attrs: Attributes, name: str) -> float | None:
     return value if np.isfinite(value) and value > 0 else None
 
 
-def level0_step(attrs: Attributes) -> Step | None:
-    """TRIDENT: the patch in level-0 pixels less the overlap, given at the target magnification."""
+def _level0(attrs: Attributes) -> tuple[float | None, float | None]:
+    """TRIDENT: side of a patch in level-0 pixels, and how many of them a pixel of the patch has."""
     size0, size = number(attrs, "patch_size_level0"), number(attrs, "patch_size")
     native, target = number(attrs, "level0_magnification"), number(attrs, "target_magnification")
     scale = native / target if native and target else None
@@ -40,12 +40,24 @@ def level0_step(attrs: Attributes) -> Step | None:
         scale = size0 / size
     if size0 is None and size and scale:
         size0 = size * scale
+    return size0, scale
+
+
+def level0_step(attrs: Attributes) -> Step | None:
+    """TRIDENT: the patch in level-0 pixels less the overlap, given at the target magnification."""
+    size0, scale = _level0(attrs)
     overlap = number(attrs, "overlap") or 0.0
     if size0 is None or (overlap and scale is None):
         return None
     # step = patch_size_level0 - overlap x (level-0 pixels a pixel of the patch)
     step = size0 - overlap * (scale or 1.0)
     return (step, step) if step > 0 else None
+
+
+def level0_size(attrs: Attributes) -> Step | None:
+    """TRIDENT: the patch in level-0 pixels, whatever the overlap."""
+    size0, _ = _level0(attrs)
+    return None if size0 is None else (size0, size0)
 
 
 def downsampled_step(attrs: Attributes) -> Step | None:
@@ -69,6 +81,20 @@ def told_step(attrs: Attributes, beside: Attributes | None) -> tuple[Step | None
             if step is not None:
                 return step, words + where
     return None, ""
+
+
+def told_size(attrs: Attributes, beside: Attributes | None) -> Step | None:
+    """The side of a patch that a file tells, or the file of the patches `beside` it.
+
+    >>> told_size({"patch_size": 256, "patch_size_level0": 512, "overlap": 64}, None)
+    (512.0, 512.0)
+    """
+    for source in (attrs, beside or {}):
+        # CLAM notes the side alone, and its step is taken to be the same.
+        size = level0_size(source) or downsampled_step(source)
+        if size is not None:
+            return size
+    return None
 
 
 def resolve(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpmil.io import h5
 from gpmil.io.slides import PIXELS, Slide, Told
-from gpmil.io.steps import told_step
+from gpmil.io.steps import told_size, told_step
 
 FOLDER = "features_"
 
@@ -22,8 +22,11 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
     with h5.opened(path) as file:
         features = h5.dataset(file, "features")
         attrs = dict(file["coords"].attrs) if "coords" in file else {}
-        step, where = told_step(attrs, h5.attributes(beside))
+        patches = h5.attributes(beside)
+        step, where = told_step(attrs, patches)
         encoder = h5.text(features.attrs, "encoder") or h5.text(file.attrs, "encoder")
         if encoder is None and path.parent.name.startswith(FOLDER):
             encoder = path.parent.name.removeprefix(FOLDER)
-        yield h5.slide(file, features, Told(PIXELS, step=step, step_from=where, encoder=encoder))
+        size = told_size(attrs, patches)
+        told = Told(PIXELS, step=step, step_from=where, size=size, encoder=encoder)
+        yield h5.slide(file, features, told)

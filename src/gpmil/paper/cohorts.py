@@ -4,12 +4,16 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from gpmil import io, simulate
+from gpmil.bag_checks import listed
 from gpmil.bags import Bags
+from gpmil.io import formats, plain, tables
+from gpmil.io.labels import SLIDE_NAMES, key
 
 PANDA_TEST = 0.2  # share of the slides; the paper takes the split of another publication
 SIMULATED = (
@@ -91,9 +95,13 @@ def panda_like(scale: float, seed: int = 0, quick: bool = False) -> Cohort:
 
 
 # --- The user's -----------------------------------------------------------------------------------
-def from_files(path: Path, n_folds: int = 5, images: Path | None = None) -> Cohort:
-    """A readable cohort: with a train and a test part, or cross-validated without."""
-    parts = {name: _labelled(bags, path) for name, bags in io.read_splits(path).items()}
+def from_files(path: Path, n_folds: int = 5, images: Path | None = None, **reading: Any) -> Cohort:
+    """A readable cohort: with a train and a test part, or cross-validated without.
+
+    `reading` are options of `gpmil.read`: slide files, or a table of labels, are read by it. Parts
+    are told by a column `split` of the table of patches or labels.
+    """
+    parts = {name: _labelled(bags, path) for name, bags in _parts(Path(path), reading).items()}
     slug = "".join(c if c.isalnum() else "-" for c in Path(path).stem.lower())
     if "train" in parts and "test" in parts:
         return _given_split(slug, path, parts, images)
@@ -103,6 +111,47 @@ def from_files(path: Path, n_folds: int = 5, images: Path | None = None) -> Coho
             "'test' in the split column, or no split at all (then it is cross-validated)."
         )
     return _folded(slug, path, next(iter(parts.values())), n_folds, images)
+
+
+def _parts(path: Path, reading: Mapping[str, Any]) -> dict[str, Bags]:
+    kind = reading.get("format")
+    slide_files = (
+        path.exists() and kind not in plain.FORMATS and formats.find(path, kind) is not None
+    )
+    if slide_files or "labels" in reading:
+        return _by_split(io.read(path, **reading), reading)
+    if kind is not None:
+        raise ValueError(f"--format {kind}: {path} is no folder of slide files: leave it out.")
+    # There are no features to be kept: the table is read into memory.
+    return io.read_splits(path, **{k: v for k, v in reading.items() if k != "cache"})
+
+
+def _by_split(bags: Bags, reading: Mapping[str, Any]) -> dict[str, Bags]:
+    """The parts that a column `split` of the label table names; all as one without."""
+    if reading.get("labels") is None:
+        return {"all": bags}
+    frame = tables.read_frame(Path(reading["labels"]), rows="slide", dtype=str)
+    split = tables.like(("split",), list(frame))
+    slide = reading.get("slide") or tables.like(SLIDE_NAMES, list(frame))
+    if split is None or frame[split].isna().all():
+        return {"all": bags}
+    part = dict(zip(frame[slide].map(key), frame[split].fillna("")))
+    of = np.array([part.get(key(name), "") for name in bags.names])
+    parts = {name: bags[of == name] for name in dict.fromkeys(of.tolist()) if name}
+    _require_apart(parts, reading["labels"])
+    return parts
+
+
+def _require_apart(parts: Mapping[str, Bags], labels: Any) -> None:
+    """A patient who is trained on and tested would flatter every method."""
+    groups = [parts[name].groups for name in ("train", "test") if name in parts]
+    if len(groups) == 2 and groups[0] is not None and groups[1] is not None:
+        both = np.intersect1d(groups[0], groups[1])
+        if len(both):
+            raise ValueError(
+                f"{labels}: {len(both)} patients are both in train and in test: {listed(both)}. "
+                "Slides of a patient belong together."
+            )
 
 
 def _labelled(bags: Bags, path: Path) -> Bags:
@@ -136,13 +185,27 @@ def _folded(slug: str, path: Path, bags: Bags, n_folds: int, images: Path | None
     folds = StratifiedKFold(n_folds, shuffle=True, random_state=0)
     if bags.groups is not None:
         folds = StratifiedGroupKFold(n_folds, shuffle=True, random_state=0)
+        _require_patients(bags, n_folds, path)
     cuts = list(folds.split(np.zeros(len(bags)), bags.labels, bags.groups))
     words = (
         f"Read from {Path(path).name}: {len(bags)} slides ({bags.labels.sum()} positive), "
         f"{bags.n_instances:,} patches, without a split: {n_folds} folds, every slide predicted by "
-        "the model that has not seen it, predictions pooled. The paper's numbers are those of "
-        "SICAPv2's own split (95 + 31 slides) and not comparable one to one."
+        f"the model that has not seen it{'' if bags.groups is None else ', nor its patient'}, "
+        "predictions pooled. The paper's numbers are those of SICAPv2's own split (95 + 31 slides) "
+        "and not comparable one to one."
     )
     test = bags[np.concatenate([cut[1] for cut in cuts])]
     pairs = [(bags[a], bags[b]) for a, b in cuts]
     return Cohort(slug, Path(path).stem, words, pairs, test, images)
+
+
+def _require_patients(bags: Bags, n_folds: int, path: Path) -> None:
+    """As many patients with a slide of each class as folds: no training part is of one class."""
+    assert bags.groups is not None
+    negative, positive = (len(np.unique(bags.groups[bags.labels == y])) for y in (0, 1))
+    if min(negative, positive) < n_folds:
+        raise ValueError(
+            f"{n_folds} folds need as many patients with slides of each class, as a patient stays "
+            f"in one fold; {path} has {negative} with a negative and {positive} with a positive "
+            "slide. Choose --folds accordingly."
+        )
