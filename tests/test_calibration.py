@@ -7,12 +7,15 @@ from fractions import Fraction
 
 import numpy as np
 import oracles_calibration as naive
+import oracles_interval as interval_twin
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.special import expit
-from scipy.stats import false_discovery_control
+from scipy.special import expit, logit
+from scipy.stats import chi2, false_discovery_control, norm
 
+import gpmil
+from gpmil import simulate
 from gpmil.calibration import (
     ConformalReference,
     ReferRule,
@@ -22,8 +25,10 @@ from gpmil.calibration import (
     folds,
     interval,
     p_values,
+    quadratic_quantile,
     slides_needed,
 )
+from gpmil.models import fitted
 
 # ------------------------------------------------------------------ folds
 
@@ -482,6 +487,151 @@ def test_interval():
     assert np.allclose(inside, 0.9, atol=1e-3)
     assert np.allclose((draws < low).mean(0), 0.05, atol=1e-3)
     assert low[2] == pytest.approx(0.05, abs=0.01) and high[2] == pytest.approx(0.95, abs=0.01)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    k=st.integers(1, 7),
+    seed=st.integers(0, 500),
+    bent=st.sampled_from([0.0, 0.03, 0.4]),
+    p=st.sampled_from([0.01, 0.07, 0.47, 0.9]),
+)
+def test_quantiles_of_a_quadratic_form_against_draws(k, seed, bent, p):
+    rng = np.random.default_rng(seed)
+    b, B = rng.standard_normal(k), bent * rng.standard_normal((k, k))
+    B = B + B.T
+    found = quadratic_quantile(-1.3, b, B, p)
+    draws = interval_twin.quadratic_draws(-1.3, b, B)
+    # error of the draws 0.001 at most, the rest is the saddlepoint's
+    assert (draws < found).mean() == pytest.approx(p, abs=0.004 + 0.08 * min(p, 1 - p))
+
+
+def test_quantiles_of_a_quadratic_form_in_its_limits():
+    b = np.array([0.6, -1.1, 0.2])
+    flat = quadratic_quantile(2.0, b, np.zeros((3, 3)), 0.83)
+    assert flat == pytest.approx(2 + norm.ppf(0.83) * np.sqrt((b**2).sum()), abs=1e-9)
+    assert quadratic_quantile(2.0, 0 * b, np.zeros((3, 3)), 0.83) == 2.0
+    # no slope: half of a chi-squared, and its mirror image
+    for p in (0.06, 0.5, 0.94):
+        above = quadratic_quantile(0.0, np.zeros(9), np.eye(9), p)
+        assert 2 * above == pytest.approx(chi2(9).ppf(p), rel=0.01)
+        below = quadratic_quantile(0.0, np.zeros(9), -np.eye(9), p)
+        assert 2 * below == pytest.approx(-chi2(9).ppf(1 - p), rel=0.01)
+    # no jump where t = 0
+    near = [quadratic_quantile(0.0, b, np.diag(b), p) for p in np.linspace(0.4, 0.6, 401)]
+    steps = np.diff(near)
+    assert (steps > 0).all() and steps.max() < 2 * steps.min()
+
+
+# ------------------------------------------------------------------ intervals of a model
+
+D = 12
+
+
+def a_model(coupling, wide, n_bags=14, **changed):
+    """A model of few slides, so that much is left to know."""
+    chosen = (
+        {"variance": 20.0, "lengthscale": 3 * np.sqrt(D), "mean": -4.0}
+        if wide
+        else {"variance": 1.0, "lengthscale": "sqrt_dim", "mean": 0.0}
+    )
+    train = simulate.cohort(n_bags, n_features=D, seed=4, mean_size=25, max_lesion=0.6)
+    return gpmil.VGPMILPRI(
+        coupling=coupling, n_inducing=12, random_state=1, device="cpu", **chosen, **changed
+    ).fit(train)
+
+
+@pytest.fixture(scope="module")
+def new_slides():
+    bags = simulate.cohort(12, n_features=D, seed=4, part=1, mean_size=35, max_lesion=0.6)
+    return bags[bags.sizes <= 60]
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["paper", "wide"])
+@pytest.mark.parametrize("coupling", [0.5, 10.0])
+def test_ends_are_quantiles_of_many_draws(coupling, wide, new_slides):
+    model = a_model(coupling, wide)
+    low, high = model.predict_interval(new_slides[:3], level=0.9)
+    for b in range(3):
+        draws = interval_twin.drawn(model, new_slides[b])
+        # 2,000 draws have an error of 0.005, 64 of them 0.027
+        assert (draws < low[b]).mean() == pytest.approx(0.05, abs=0.02)
+        assert (draws < high[b]).mean() == pytest.approx(0.95, abs=0.02)
+        q = np.quantile(draws, [0.05, 0.95])
+        assert np.abs(np.array([low[b], high[b]]) - q).max() < 0.15 * (q[1] - q[0])
+
+
+def test_ends_without_ep(new_slides):
+    model = a_model(2.0, True)
+    few = gpmil.Bags.from_arrays(
+        [new_slides[b].features[:2] for b in range(3)],
+        coords=[np.array([[0, 0], [0, 1]])] * 3,
+        step=1,
+    )
+    low, high = model.predict_interval(few, level=0.8)
+    for b in range(3):
+        draws = interval_twin.drawn_pair(model, few[b])
+        assert (draws < low[b]).mean() == pytest.approx(0.1, abs=0.025)
+        assert (draws < high[b]).mean() == pytest.approx(0.9, abs=0.025)
+
+
+def test_one_patch_has_an_exact_interval(new_slides):
+    model = a_model(1.0, True)
+    single = gpmil.Bags.from_arrays([new_slides[b].features[:1] for b in range(4)])
+    low, high = model.predict_interval(single, level=0.9)
+    for b in range(4):
+        means, S = interval_twin.given_u(model, single[b], 40_000, 3)
+        ends = means.mean() + np.array([-1, 1]) * norm.ppf(0.95) * means.std()
+        # P(y = 1 | u) = Phi(E[m | u] / sd) rises with u: quantiles map to quantiles
+        exact = norm.cdf(ends / np.sqrt(S[0, 0]))
+        assert np.allclose([low[b], high[b]], exact, atol=0.012)
+
+
+@pytest.mark.parametrize("coupling", [0.0, 1.0, 10.0])
+def test_large_slides_have_the_same_interval(coupling, new_slides, monkeypatch):
+    model = a_model(coupling, True)
+    dense = np.stack(model.predict_interval(new_slides[:3]))
+    monkeypatch.setattr(fitted, "LARGE", 3)
+    large = np.stack(model.predict_interval(new_slides[:3]))
+    assert np.abs(large - dense).max() < 0.01
+    # one expansion at the mean of q(u), for the largest
+    monkeypatch.setattr(fitted, "HUGE", 3)
+    once = np.stack(model.predict_interval(new_slides[:3]))
+    assert np.abs(once - dense).max() < 0.05
+    assert not np.array_equal(once, large)
+
+
+def test_intervals_hold_the_probability_and_repeat(new_slides):
+    model = a_model(1.0, True)
+    low, high = model.predict_interval(new_slides)
+    p = model.predict_proba(new_slides)[:, 1]
+    assert ((low > 0) & (low < p) & (p < high) & (high < 1)).all()
+    again = model.predict_interval(new_slides)
+    assert np.array_equal(again, (low, high))
+    alone = np.array([model.predict_interval(new_slides[b]) for b in range(len(new_slides))])
+    assert np.allclose(alone[..., 0].T, (low, high), rtol=1e-6)
+    narrow = model.predict_interval(new_slides, level=0.5)
+    assert (low < narrow[0]).all() and (narrow[1] < high).all()
+
+
+def test_intervals_of_a_calibrated_model_are_mapped(new_slides):
+    model = a_model(1.0, True, n_bags=30, calibrated=True, n_folds=2)
+    ends = model.predict_interval(new_slides)
+    calibrator = model.cross_fit_.calibrator
+    model.cross_fit_ = None
+    for mapped, plain in zip(ends, model.predict_interval(new_slides)):
+        assert np.allclose(mapped, calibrator.predict(logit(plain)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mean", [-25.0, 25.0])
+def test_intervals_in_both_tails(mean, new_slides):
+    model = a_model(2.0, True)
+    model.mean_ = mean
+    low, high = model.predict_interval(new_slides[:3])
+    assert ((low >= 0) & (low <= high) & (high <= 1)).all()
+    p = model.predict_proba(new_slides[:3])[:, 1]
+    assert (p < 1e-4).all() if mean < 0 else (p > 0.999).all()
+    assert (high < 1e-3).all() if mean < 0 else (low > 0.99).all()
 
 
 # ------------------------------------------------------------------ refer or accept

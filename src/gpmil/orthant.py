@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -82,8 +83,12 @@ def log_orthant(
     mu, cov = mu.double(), cov.double()
     mask = torch.ones_like(mu, dtype=torch.bool) if mask is None else mask
     _check(mu, cov, mask)
+    return _from_ep(_run_ep(mu, cov, mask), mu, cov, mask, seed)
+
+
+def _from_ep(result: EP, mu: Tensor, cov: Tensor, mask: Tensor, seed: int) -> LogProbability:
+    """What EP found, put right where it is not good enough."""
     t = torch.where(mask, mu / cov.diagonal(dim1=-2, dim2=-1).sqrt(), -math.inf)
-    result = _run_ep(mu, cov, mask)
     log_p, error = result.log_p + result.c3, result.error
     for b in torch.nonzero(~result.converged).flatten().tolist():
         log_p[b], error[b] = _floats(log_p, tilted(*_one(mu, cov, mask, b), seed=seed))
@@ -100,6 +105,63 @@ def log_orthant(
         torch.where(alone, rest.clamp(max=-TINY), found.log_1mp),
         torch.where(alone, 0.0, found.error),
     )
+
+
+class Expansion(NamedTuple):
+    """log P of b bags at mu + G x for small x: log_p + slope'x - x'bend x / 2."""
+
+    value: LogProbability
+    slope: Float[Tensor, "b k"]
+    bend: Float[Tensor, "b k k"]
+
+
+def expand(
+    mu: Float[Tensor, "b n"],
+    cov: Float[Tensor, "b n n"],
+    mask: Bool[Tensor, "b n"],
+    G: Float[Tensor, "b n k"],
+    *,
+    seed: int = 0,
+) -> Expansion:
+    """log P(all m < 0) as `log_orthant` has it, and how it changes as mu moves along G.
+
+    Derivatives are those of EP: the second one is S^-1 (Cov[m | all m < 0] - S) S^-1 of the exact
+    log P, with EP's covariance in place of the exact one.
+    """
+    found = _run_ep(mu, cov, mask)
+    X, white = _whitened(found, mu, cov, mask, G)
+    value = _from_ep(found, mu, cov, mask, seed)
+    return Expansion(value, (X.mT @ white)[..., 0], X.mT @ X)
+
+
+def slope(
+    mu: Float[Tensor, "b n"],
+    cov: Float[Tensor, "b n n"],
+    mask: Bool[Tensor, "b n"],
+    G: Float[Tensor, "b n k"],
+) -> Float[Tensor, "b k"]:
+    """d log P / dx of EP at mu + G x, x = 0."""
+    X, white = _whitened(_run_ep(mu, cov, mask), mu, cov, mask, G)
+    return (X.mT @ white)[..., 0]
+
+
+def _whitened(
+    found: EP, mu: Tensor, cov: Tensor, mask: Tensor, G: Tensor
+) -> tuple[Float[Tensor, "b n k"], Float[Tensor, "b n 1"]]:
+    """X and z with d log P / dx = X'z and -d2 log P / dx2 = X'X.
+
+    With B = I + T^.5 S T^.5 = L L' and s = T^-.5 nu: d log P / d mu = nu - tau mhat
+    = T^.5 B^-1 (s - T^.5 mu), and -d2 log P / d mu2 = (T^-1 + S)^-1 = T^.5 B^-1 T^.5; in this form
+    nothing cancels in the deepest tail.
+    """
+    mu, cov, _ = padded(mu, cov, mask)
+    root = found.tau.sqrt()
+    b = root[:, :, None] * cov * root[:, None, :]
+    b.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    s = torch.where(found.tau > 0, found.nu / root, 0.0)
+    right = torch.cat([root[:, :, None] * G, (s - root * mu)[:, :, None]], dim=-1)
+    out = torch.linalg.solve_triangular(torch.linalg.cholesky(b), right, upper=False)
+    return out[..., :-1], out[..., -1:]
 
 
 class _SmoothLogP(torch.autograd.Function):

@@ -36,7 +36,7 @@ from gpmil.ep import (
     new_sites,
     site_terms,
 )
-from gpmil.orthant import LogProbability, log_union, relevant, settle
+from gpmil.orthant import Expansion, LogProbability, log_union, relevant, settle
 
 Rows = Callable[[Int[Tensor, " k"]], Float[Tensor, "k n"]]
 
@@ -78,27 +78,71 @@ def log_orthant_large(
     seed
         Fixes the draws used in the right tail.
     """
-    mu, variance, factor = mu.double(), variance.double(), factor.double()
-    problem = _Problem(precision, factor, residual, residual_diagonal.double(), rank)
-    sites, gauss, converged = _iterate(problem, mu, variance)
-    if not converged:
-        warnings.warn(
-            f"EP has not converged in {MAX_ITER} iterations on a bag of {len(mu)} instances: its "
-            "probability may be off by more than its error says",
-            UserWarning,
-            stacklevel=2,
-        )
-    exact = _exact_log_gauss(problem, mu, sites, factor, residual)
-    terms = site_terms(gauss, sites, torch.ones_like(sites.tau, dtype=torch.bool))
-    c3, error = _corrections(problem, sites, gauss)
-    error = error + SHARE_OF_CHANGE * (exact - gauss.log_gauss).abs()
-    t = mu / variance.sqrt()
+    slide = LargeSlide(precision, factor, residual, residual_diagonal, rank)
+    return slide.log_orthant(mu, variance, seed=seed)
 
-    def union(_: int) -> tuple[float, float]:
-        rows = torch.nonzero(relevant(torch.special.log_ndtr(t))).flatten()
-        return log_union(mu[rows], _covariance(problem, rows, factor, residual), seed=seed)
 
-    return settle(exact + terms.sum(-1) + c3, error, t[None], union)
+class LargeSlide:
+    """One bag of many instances, made ready for several means of m."""
+
+    def __init__(
+        self,
+        precision: sp.csr_array | sp.csr_matrix,
+        factor: Float[Tensor, "n m"],
+        residual: Rows,
+        residual_diagonal: Float[Tensor, " n"],
+        rank: int = 128,
+    ) -> None:
+        """Arguments as those of `log_orthant_large`; the factor may have no column at all."""
+        self.factor, self.residual = factor.double(), residual
+        self.problem = _Problem(precision, self.factor, residual, residual_diagonal.double(), rank)
+
+    def log_orthant(
+        self, mu: Float[Tensor, " n"], variance: Float[Tensor, " n"], *, seed: int = 0
+    ) -> LogProbability:
+        """log P(all m < 0)."""
+        none = self.factor.new_zeros(len(mu), 0)
+        return self.expand(mu, variance, none, seed=seed).value
+
+    def slope(
+        self, mu: Float[Tensor, " n"], variance: Float[Tensor, " n"], G: Float[Tensor, "n k"]
+    ) -> Float[Tensor, " k"]:
+        """d log P / dx at mu + G x with the simpler V: no dense matrix."""
+        sites, gauss, _ = _iterate(self.problem, mu.double(), variance.double())
+        # d log P / d mu = nu - tau mhat
+        return G.mT @ (sites.nu - sites.tau * gauss.mean)[0]
+
+    def expand(
+        self,
+        mu: Float[Tensor, " n"],
+        variance: Float[Tensor, " n"],
+        PG: Float[Tensor, "n k"],
+        *,
+        seed: int = 0,
+    ) -> Expansion:
+        """log P(all m < 0), and how it changes as mu moves along G; P G is given."""
+        mu, variance = mu.double(), variance.double()
+        sites, gauss, converged = _iterate(self.problem, mu, variance)
+        if not converged:
+            warnings.warn(
+                f"EP has not converged in {MAX_ITER} iterations on a bag of {len(mu)} instances: "
+                "its probability may be off by more than its error says",
+                UserWarning,
+                stacklevel=2,
+            )
+        exact, slope, bend = _exact_gauss(self.problem, mu, sites, self.factor, self.residual, PG)
+        terms = site_terms(gauss, sites, torch.ones_like(sites.tau, dtype=torch.bool))
+        c3, error = _corrections(self.problem, sites, gauss)
+        error = error + SHARE_OF_CHANGE * (exact - gauss.log_gauss).abs()
+        t = mu / variance.sqrt()
+
+        def union(_: int) -> tuple[float, float]:
+            rows = torch.nonzero(relevant(torch.special.log_ndtr(t))).flatten()
+            cov = _covariance(self.problem, rows, self.factor, self.residual)
+            return log_union(mu[rows], cov, seed=seed)
+
+        value = settle(exact + terms.sum(-1) + c3, error, t[None], union)
+        return Expansion(value, slope[None], bend[None])
 
 
 class _Problem:
@@ -350,14 +394,19 @@ def _corrections(
     return sums[:1] / 12, sums[2:] / 48 + SHARE_OF_C3 * sums[1:2] / 12
 
 
-def _exact_log_gauss(
+def _exact_gauss(
     problem: _Problem,
     mu: Float[Tensor, " n"],
     sites: Sites,
     factor: Float[Tensor, "n m"],
     residual: Rows,
-) -> Float[Tensor, " 1"]:
-    """lZG with the exact covariance: one dense Cholesky factorisation of P T^-1 P + P + V."""
+    PG: Float[Tensor, "n k"],
+) -> tuple[Float[Tensor, " 1"], Float[Tensor, " k"], Float[Tensor, "k k"]]:
+    """lZG with the exact covariance: one dense Cholesky factorisation of P T^-1 P + P + V = L L'.
+
+    And its first and minus its second derivative in x at mu + G x. With y = T^-1 nu - mu those in
+    mu are (T^-1 + S)^-1 y and (T^-1 + S)^-1 = P (L L')^-1 P.
+    """
     tau, nu = sites.tau[0], sites.nu[0]
     back = torch.argsort(problem.order).numpy()
     p = sp.csr_array(problem.p[back][:, back])
@@ -376,9 +425,12 @@ def _exact_log_gauss(
         )
     del dense
     y = nu / tau - mu
-    white = torch.linalg.solve_triangular(lower, _times(p, y[:, None]), upper=False)
+    right = torch.cat([PG, _times(p, y[:, None])], dim=1)
+    solved = torch.linalg.solve_triangular(lower, right, upper=False)
+    X, white = solved[:, :-1], solved[:, -1]
     log_det = tau.log().sum() - 2 * problem.log_det_p + 2 * lower.diagonal().log().sum()
-    return ((-log_det + (nu * nu / tau).sum() - white.square().sum()) / 2)[None]
+    log_gauss = ((-log_det + (nu * nu / tau).sum() - white.square().sum()) / 2)[None]
+    return log_gauss, X.mT @ white, X.mT @ X
 
 
 def _covariance(

@@ -54,7 +54,10 @@ ConfigFile = Annotated[
 Rate = Annotated[float, typer.Option(help="False discovery rate of flagged patches.")]
 Alpha = Annotated[float, typer.Option(help="Error allowed among accepted slides.")]
 IntervalPatches = Annotated[
-    int, typer.Option(help="Slides of more patches get no interval, which would take long.")
+    int,
+    typer.Option(
+        help="Slides of more patches get no interval, which takes about as long as predicting them."
+    ),
 ]
 Batch = Annotated[int, typer.Option(help="Patches predicted, and kept, at a time.")]
 
