@@ -18,7 +18,7 @@ from scipy.stats import norm
 from synthetic import numbers_for, some_inducing
 
 import gpmil
-from gpmil import VGPMILPR, VGPMILPRI, Bags, leave_out, sparse_gp, tuning
+from gpmil import VGPMILPR, VGPMILPRI, Bags, features, leave_out, sparse_gp, tuning
 from gpmil.models import learning
 from gpmil.tuning import CENTRE, HIGHEST, LOWEST, STARTS, Cohort, Settings, Space
 
@@ -953,3 +953,21 @@ def test_a_fit_that_fails_leaves_the_model_as_it_was(bags, Z, learned):
     with pytest.raises(ValueError, match="two bags"):
         learned.fit(bags[[0, 1, 2]])
     assert numbers_of(learned) == before and len(learned.tuning_trace_) >= len(STARTS)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rows_converted_batch_by_batch_give_the_same_score(dtype, monkeypatch):
+    drawn = gpmil.simulate.cohort(14, n_features=12, seed=4, mean_size=25)
+    arrays = [a.astype(dtype) for a in drawn.split(drawn.features)]
+    bags = Bags.from_arrays(arrays, drawn.labels, coords=drawn.split(drawn.coords), step=1024)
+    to = features.standardizer(bags.features)
+    rows = np.arange(bags.n_instances)[::2]
+    at = Settings(4.0, 7.0, -2.0, 1.0)
+    found = []
+    for most in (2**24, 0):
+        monkeypatch.setattr(learning, "CONVERTED", most)
+        made = learning.cohort(bags, rows, bags.labels == 1, to, to(bags.features[:9]), "rbf")
+        assert isinstance(made.inputs, tuning.StoredRows) == (most == 0)
+        slopes = tuning.gradient(made, at)
+        found.append([slopes.score, *slopes.settings, *tuning.relevance(made, at, 4)[0]])
+    np.testing.assert_allclose(*found, rtol=1e-12)

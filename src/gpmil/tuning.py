@@ -25,15 +25,16 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from gpytorch.kernels import Kernel as GPyTorchKernel
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from scipy.optimize import minimize
 from torch import Tensor
 
 from gpmil import inference, leave_out
 from gpmil.coupling import batches, padded_precision
-from gpmil.inference import Chunk, Problem
+from gpmil.inference import Problem
 from gpmil.leave_out import Bag, Optimum
+from gpmil.pieces import Chunk
 from gpmil.sparse_gp import JITTER, Kernel
 
 logger = logging.getLogger("gpmil")
@@ -129,6 +130,25 @@ def functions(kernel: str | GPyTorchKernel) -> tuple[TwoTensors, TwoTensors]:
 
 
 @dataclass(frozen=True)
+class StoredRows:
+    """Kernel inputs that are made from stored features when a batch asks for them.
+
+    Features stay where they are, in their own dtype: float64 copies of a whole cohort would take
+    four times the room of float16 ones.
+    """
+
+    features: Num[np.ndarray, "F D"]
+    rows: Int[np.ndarray, " N"]
+    inputs: Callable[[np.ndarray], Tensor]
+    shape: tuple[int, int]  # N, d
+    device: torch.device
+
+    def __getitem__(self, i: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        """Some of the rows."""
+        return self.inputs(self.features[self.rows[i.cpu().numpy()]])
+
+
+@dataclass(frozen=True)
 class Batch:
     """Some bags of similar size; what does not depend on the settings."""
 
@@ -144,7 +164,7 @@ class Batch:
 class Cohort:
     """A labelled cohort made ready for many settings; `inputs` are what the kernel sees."""
 
-    inputs: Float[Tensor, "N d"]
+    inputs: Float[Tensor, "N d"] | StoredRows
     inducing: Float[Tensor, "M d"]
     adjacency: sp.csr_array
     offsets: Int[np.ndarray, " b1"]
@@ -235,20 +255,21 @@ def bag_of(cohort: Cohort, batch: Batch, theta: Theta, L: Tensor, with_K: bool =
 
 
 class Fit(NamedTuple):
-    """The fit at some settings: the optimum, and the bags it was found with."""
+    """The fit at some settings: the optimum, and the settings themselves."""
 
     L: Tensor
     at: Optimum
-    bags: list[tuple[Batch, Bag]]
+    theta: Theta
 
 
 def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) -> Fit:
     """Maximise the collapsed bound in w."""
     L = inducing_factor(cohort, theta)
-    bags = [(batch, bag_of(cohort, batch, theta, L)) for batch in cohort.batches()]
     R = torch.eye(len(L), dtype=L.dtype, device=L.device)
     chunks, row = [], 0
-    for _, bag in bags:
+    for batch in cohort.batches():
+        # of a bag only H is held: with Sigma and K a large cohort would take tens of GB
+        bag = bag_of(cohort, batch, theta, L, with_K=False)
         R += bag.W.flatten(0, 1).mT @ bag.H.flatten(0, 1)
         deviation, offsets = leave_out.flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
         rows = slice(row, row + len(deviation))
@@ -259,13 +280,14 @@ def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) 
     w = inference.direct(problem, 100, TOLERANCE, start).w
     J = inference.collapsed_bound(problem, w)[2]
     at = Optimum(w, theta.mean, torch.cholesky_inverse(chol_R), torch.linalg.inv((J + J.mT) / 2))
-    return Fit(L, at, bags)
+    return Fit(L, at, theta)
 
 
 def bag_scores(cohort: Cohort, found: Fit) -> Float[Tensor, " B"]:
     """log p(y_b) of every bag left out, by plain EP, in the order of the cohort."""
     out = torch.full((len(cohort.positive),), torch.nan, dtype=torch.float64)
-    for batch, bag in found.bags:
+    for batch in cohort.batches():
+        bag = bag_of(cohort, batch, found.theta, found.L)
         mu = leave_out.mean_direct(bag, found.at)
         S = leave_out.covariance(bag, found.at)
         out[torch.from_numpy(batch.bags)] = leave_out.smooth_scores(bag, mu, S).cpu()
@@ -321,7 +343,7 @@ def gradient(
         L = L_of_theta.detach().requires_grad_()
         at = Optimum(w, theta.mean, R_inverse, J_inverse)
         # LOO with R and J held: their adjoints, and that of w, are collected on the way
-        for batch, _ in found.bags:
+        for batch in cohort.batches():
             bag = bag_of(cohort, batch, theta, L)
             mu, S = leave_out.mean_direct(bag, at), leave_out.covariance(bag, at)
             part = leave_out.smooth_scores(bag, mu, S).sum() / len(cohort.positive)
@@ -329,7 +351,7 @@ def gradient(
             total += float(part.detach())
         # d X^-1 = -X^-1 dX X^-1
         R_bar, J_bar = (-x.detach().mT @ _grad(x) @ x.detach().mT for x in (R_inverse, J_inverse))
-        for batch, _ in found.bags:
+        for batch in cohort.batches():
             bag = bag_of(cohort, batch, theta, L, with_K=False)
             _, bend, pull = leave_out.curvature(bag, theta.mean + bag.H @ w)
             pulled = (pull[..., None] * bag.H).sum(1)
@@ -340,7 +362,7 @@ def gradient(
         # g(w, z) = sum H'gamma - w = 0
         v = found.at.J_inverse @ _grad(w)
         w = w.detach()
-        for batch, _ in found.bags:
+        for batch in cohort.batches():
             bag = bag_of(cohort, batch, theta, L, with_K=False)
             gamma = leave_out.curvature(bag, theta.mean + bag.H @ w).gamma
             ((bag.H @ v) * gamma).sum().backward()

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from gpmil import tuning
 from gpmil.bags import Bags
-from gpmil.tuning import Cohort, Space
+from gpmil.tuning import Cohort, Space, StoredRows
 
 logger = logging.getLogger("gpmil")
 
 MOST_BAGS = 500  # bags that tuning looks at
 MOST_INSTANCES = 1_000  # instances a bag that tuning looks at
+CONVERTED = 2**24  # numbers converted to float64 at once: 128 MB
 AUTO_KERNELS = ("rbf", "matern52", "linear")
 
 
@@ -100,11 +101,17 @@ def cohort(
     inducing: Float[Tensor, "M d"],
     kernel: str | GPyTorchKernel,
 ) -> Cohort:
-    """The chosen rows of the bags as tuning takes them."""
+    """The chosen rows of the bags as tuning takes them; many are converted batch by batch."""
     sizes = np.bincount(bags.bag_index[rows], minlength=len(bags))
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     adjacency = bags.adjacency[rows][:, rows]
-    return Cohort(inputs(bags.features[rows]), inducing, adjacency, offsets, positive, kernel)
+    shape = (len(rows), inducing.shape[1])
+    made: Tensor | StoredRows
+    if shape[0] * shape[1] <= CONVERTED:
+        made = inputs(bags.features[rows])
+    else:
+        made = StoredRows(bags.features, rows, inputs, shape, inducing.device)
+    return Cohort(made, inducing, adjacency, offsets, positive, kernel)
 
 
 def learn(
