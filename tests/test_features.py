@@ -2,12 +2,14 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from gpmil import features
+from gpmil import features, inducing
 from gpmil.inducing import kmeans_by_class
 
 
@@ -80,8 +82,9 @@ def test_half_of_the_inducing_points_from_each_class():
     assert not np.array_equal(z, other)
 
 
-def test_kmeans_centres_are_centres():
+def test_settled_kmeans_centres_are_centres(monkeypatch):
     """Each centre is the mean of the points nearest to it (in the space of the kernel)."""
+    monkeypatch.setattr(inducing, "SETTLED", 0.0)
     rng = np.random.default_rng(3)
     x = rng.normal(size=(400, 2)) * [1, 20]
     found = features.standardizer(x)
@@ -93,13 +96,27 @@ def test_kmeans_centres_are_centres():
 
 
 def test_large_classes_are_subsampled(monkeypatch):
-    from gpmil import inducing
-
     monkeypatch.setattr(inducing, "POINTS_PER_CENTRE", 10)
-    x = draw(n=1000)
+    sample = inducing.sample(1000, 3, seed=1)
+    assert len(np.unique(sample)) == 30 and (np.diff(sample) > 0).all()
+
+
+def test_kmeans_is_as_good_as_that_of_scikit_learn():
+    x = torch.from_numpy(np.random.default_rng(2).normal(size=(6000, 7)) ** 3)
+    centres = torch.from_numpy(inducing.kmeans(x, 40, seed=0))
+    ours = x.square().sum() + inducing.tally(x, centres).distance
+    theirs = KMeans(40, n_init=1, random_state=0).fit(x.numpy()).inertia_
+    assert ours < 1.02 * theirs
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_sums_in_one_pass_equal_two_passes(dtype, monkeypatch):
+    monkeypatch.setattr(features, "ROWS", 37)
+    x = (draw(n=500) * [1, 3, 0.1, 2, 5] + [1e2, 0, -7, 1, 3]).astype(dtype)
     found = features.standardizer(x)
-    sample = inducing._sample(x, np.arange(1000), 3, found, seed=1)
-    assert len(sample) == 30 and len(np.unique(sample, axis=0)) == 30
+    exact = x.astype(np.float64)
+    assert np.allclose(found.mean, exact.mean(0), rtol=1e-12)
+    assert np.allclose(found.scale, exact.std(0), rtol=1e-11)
 
 
 def test_repeated_points_give_fewer_centres():

@@ -7,7 +7,7 @@ from sklearn.exceptions import ConvergenceWarning
 from synthetic import dense_graphs, pri, small_cohort, some_inducing, standardised
 
 import gpmil
-from gpmil import inference
+from gpmil import inference, pieces
 
 CPU = torch.device("cpu")
 
@@ -101,7 +101,7 @@ def test_chunks_do_not_change_the_numbers(bags, chunk_rows, monkeypatch):
     Z = some_inducing(bags, 12)
     make = lambda: pri(coupling=0.8, inducing=Z, solver="newton").fit(bags)  # noqa: E731
     whole = make()
-    monkeypatch.setattr(inference, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(pieces, "CHUNK_ROWS", chunk_rows)
     assert relative_error(make().posterior_mean_, whole.posterior_mean_) < 1e-12
 
 

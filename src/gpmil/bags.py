@@ -310,7 +310,12 @@ class Bags:
         return [values[a:b] for a, b in zip(self.offsets[:-1], self.offsets[1:])]
 
     def check_finite(self) -> None:
-        """Raise ValueError, naming the bags, if a feature is NaN or infinite."""
+        """Raise ValueError, naming the bags, if a feature is NaN or infinite.
+
+        Features in memory are looked at once, those in a file each time.
+        """
+        if self.__dict__.get("_finite", False):
+            return
         rows = max(1, _CHUNK // max(1, self.n_features))
         bad = np.zeros(self.n_instances, dtype=np.int64)
         for start in range(0, self.n_instances, rows):
@@ -324,6 +329,7 @@ class Bags:
                 f"{len(self)} bags: {listed(self.names[where])}. "
                 "Remove those instances or compute their features again."
             )
+        self.__dict__["_finite"] = not isinstance(self.features, np.memmap)
 
     # -------------------------------------------------------------- a sequence of bags
 

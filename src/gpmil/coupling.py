@@ -14,7 +14,8 @@ callers loop over `parts(...)` holding one factorisation at a time; `Coupling` k
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.sparse as sp
@@ -27,6 +28,7 @@ from torch import Tensor
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
 DENSE_LIMIT = 256  # patches a bag: above it a banded solve is cheaper than a dense inverse
+GPU_DENSE_LIMIT = 2048  # and on a GPU, where many small steps cost more than much arithmetic
 BATCH_ELEMENTS = 2**17  # entries of one padded batch of Sigma on a CPU: some caches full
 GPU_BATCH_ELEMENTS = 2**24  # and on a GPU, which wants more to do at a time
 SIMILAR = 0.75  # of the largest bag in a batch: padding more would cost more than another batch
@@ -54,8 +56,8 @@ class Part(Protocol):
     def congruence_diagonal(self, x: Tensor, kernel: Kernel) -> Tensor:
         """diag(Sigma K Sigma) with K = kernel(x, x) bag by bag, x (n, d); (n,)."""
 
-    def trace(self, x: Tensor, kernel: Kernel) -> Tensor:
-        """tr(Sigma K), summed over the bags."""
+    def trace(self, x: Tensor, kernel: Kernel, every: int = 1) -> Tensor:
+        """tr(Sigma K), summed over the bags; from every so many columns, scaled up."""
 
 
 class Identity:
@@ -80,8 +82,8 @@ class Identity:
         """The kernel's own diagonal."""
         return kernel(x[:, None, :], x[:, None, :])[:, 0, 0]
 
-    def trace(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, ""]:
-        """The sum of the kernel's diagonal."""
+    def trace(self, x: Float[Tensor, "n d"], kernel: Kernel, every: int = 1) -> Float[Tensor, ""]:
+        """The sum of the kernel's diagonal, which is cheap: no column is left out."""
         return self.congruence_diagonal(x, kernel).sum()
 
 
@@ -128,10 +130,13 @@ class Dense:
         padded = self.pad(x)
         return ((self.sigma @ kernel(padded, padded)) * self.sigma).sum(-1)[self.mask]
 
-    def trace(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, ""]:
+    def trace(self, x: Float[Tensor, "n d"], kernel: Kernel, every: int = 1) -> Float[Tensor, ""]:
         """tr(Sigma K) = sum_ij Sigma_ij K_ij, padding left out."""
-        padded = self.pad(x)
-        return (self.sigma * kernel(padded, padded)).sum(-1)[self.mask].sum()
+        padded, taken = self.pad(x), self.mask[:, ::every]
+        column = (self.sigma[..., ::every] * kernel(padded, padded[:, ::every])).sum(-2)
+        # Sigma_ij = 0 for i in the padding and j not
+        total = torch.where(taken, column, 0.0).sum(1)
+        return (total * self.mask.sum(1) / taken.sum(1)).sum()
 
 
 class _OneBag:
@@ -144,17 +149,14 @@ class _OneBag:
         """Sigma x."""
         raise NotImplementedError
 
-    def columns(self) -> Iterator[tuple[slice, Float[Tensor, "n k"]]]:
+    def columns(self, every: int = 1) -> Iterator[tuple[slice, Float[Tensor, "n k"]]]:
         """Sigma, some columns at a time: n x n is never held."""
         n = len(self.rows)
-        for start in range(0, n, COLUMNS):
-            cols = slice(start, min(start + COLUMNS, n))
-            unit = torch.zeros(
-                n, cols.stop - cols.start, dtype=torch.float64, device=self.rows.device
-            )
-            unit[cols] = torch.eye(
-                cols.stop - cols.start, dtype=torch.float64, device=self.rows.device
-            )
+        for start in range(0, n, COLUMNS * every):
+            cols = slice(start, min(start + COLUMNS * every, n), every)
+            k = len(range(*cols.indices(n)))
+            unit = torch.zeros(n, k, dtype=torch.float64, device=self.rows.device)
+            unit[cols] = torch.eye(k, dtype=torch.float64, device=self.rows.device)
             yield cols, self.apply(unit)
 
     def congruence_diagonal(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, " n"]:
@@ -164,10 +166,10 @@ class _OneBag:
             out += (s * self.apply(kernel(x, x[cols]))).sum(1)
         return out
 
-    def trace(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, ""]:
+    def trace(self, x: Float[Tensor, "n d"], kernel: Kernel, every: int = 1) -> Float[Tensor, ""]:
         """tr(Sigma K), some columns at a time."""
-        pieces = [(s * kernel(x, x[cols])).sum() for cols, s in self.columns()]
-        return torch.stack(pieces).sum()
+        pieces = [(s * kernel(x, x[cols])).sum() for cols, s in self.columns(every)]
+        return torch.stack(pieces).sum() * len(x) / len(range(0, len(x), every))
 
 
 class Banded(_OneBag):
@@ -310,18 +312,54 @@ def check_strength(strength: float) -> float:
     return value
 
 
+class Precision(NamedTuple):
+    """P = I + lambda (diag(A 1) - A), as its diagonal and the weighted neighbours."""
+
+    diagonal: Float[Tensor, " n"]
+    neighbours: Tensor  # lambda A, sparse CSR
+
+    @classmethod
+    def of(cls, edges: "Edges", rows: slice, strength: float) -> "Precision":
+        """Of consecutive whole bags."""
+        n, start = rows.stop - rows.start, edges.start[rows.start : rows.stop + 1]
+        here = slice(int(start[0]), int(start[-1]))
+        neighbours = _sparse(
+            start - start[0], edges.column[here] - rows.start, strength * edges.weight[here], n
+        )
+        return cls(1 + strength * edges.degree[rows], neighbours)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """P x, for a vector (n,) or a block of vectors (n, k)."""
+        own = self.diagonal * x if x.ndim == 1 else self.diagonal[:, None] * x
+        return own - self.neighbours @ x
+
+
+def block(adjacency: sp.csr_array, rows: slice) -> sp.csr_array:
+    """The adjacency of consecutive whole bags, without a copy of its weights."""
+    start, stop = adjacency.indptr[rows.start], adjacency.indptr[rows.stop]
+    n = rows.stop - rows.start
+    parts = (
+        adjacency.data[start:stop],
+        adjacency.indices[start:stop] - rows.start,
+        adjacency.indptr[rows.start : rows.stop + 1] - start,
+    )
+    return sp.csr_array(parts, shape=(n, n))
+
+
+def _sparse(start: Tensor, column: Tensor, weight: Tensor, n: int) -> Tensor:
+    """A square torch CSR matrix."""
+    with warnings.catch_warnings():  # "beta", "invariants unchecked": built right
+        warnings.filterwarnings("ignore", message="Sparse")
+        return torch.sparse_csr_tensor(start, column, weight, size=(n, n), check_invariants=False)
+
+
 def precision_matrix(
     adjacency: sp.csr_array, strength: float, device: str | torch.device = "cpu"
 ) -> Tensor:
     """P = I + lambda C as a torch CSR matrix."""
     p = sparse_precision(adjacency, strength)
-    indptr, indices = (torch.from_numpy(i.astype(np.int64)) for i in (p.indptr, p.indices))
-    with warnings.catch_warnings():  # "beta", "invariants unchecked": built right
-        warnings.filterwarnings("ignore", message="Sparse")
-        csr = torch.sparse_csr_tensor(
-            indptr, indices, torch.from_numpy(p.data), size=p.shape, check_invariants=False
-        )
-    return csr.to(device)
+    start, column = (torch.from_numpy(i.astype(np.int64)) for i in (p.indptr, p.indices))
+    return _sparse(start, column, torch.from_numpy(p.data), p.shape[0]).to(device)
 
 
 def parts(
@@ -329,21 +367,47 @@ def parts(
     offsets: Int[np.ndarray, " b"],
     strength: float,
     device: str | torch.device = "cpu",
-    max_rows: int = 8192,
 ) -> Iterator[Part]:
     """Sigma of the cohort, part by part; each is factored when its turn comes."""
+    return (part() for part in plan(adjacency, offsets, strength, device))
+
+
+def plan(
+    adjacency: sp.csr_array,
+    offsets: Int[np.ndarray, " b"],
+    strength: float,
+    device: str | torch.device = "cpu",
+    edges: "Edges | None" = None,
+    max_rows: int = 8192,
+) -> list[Callable[[], Part]]:
+    """How the cohort is cut into parts; each is made, and factored, when it is called.
+
+    `edges` are those of the adjacency, where they are known already.
+    """
     strength = check_strength(strength)
     sizes = np.diff(offsets)
-    per_row = np.diff(adjacency.indptr)
-    edges = np.add.reduceat(per_row, offsets[:-1]) if len(per_row) else np.zeros(len(sizes), int)
-    coupled = (edges > 0) & (strength > 0)
-    for bags in _runs(np.flatnonzero(~coupled), sizes, max_rows):
-        yield Identity(bags, torch.from_numpy(instance_rows(offsets, bags)).to(device))
-    small = coupled & (sizes <= DENSE_LIMIT)
-    for bags in batches(np.flatnonzero(small), sizes, device):
-        yield _dense(adjacency, offsets, bags, strength, device)
-    for bag in np.flatnonzero(coupled & ~small):
-        yield _large(adjacency, offsets, int(bag), strength, device)
+    n_edges = np.diff(adjacency.indptr[offsets])
+    coupled = (n_edges > 0) & (strength > 0)
+    on_gpu = torch.device(device).type == "cuda"
+    small = coupled & (sizes <= (GPU_DENSE_LIMIT if on_gpu else DENSE_LIMIT))
+    edges = Edges.of(adjacency, device) if edges is None else edges
+    alone = [
+        partial(_identity, offsets, bags, device)
+        for bags in _runs(np.flatnonzero(~coupled), sizes, max_rows)
+    ]
+    dense = [
+        partial(_dense, edges, offsets, bags, strength)
+        for bags in batches(np.flatnonzero(small), sizes, device)
+    ]
+    large = [
+        partial(_large, adjacency, offsets, int(bag), strength, device)
+        for bag in np.flatnonzero(coupled & ~small)
+    ]
+    return [*alone, *dense, *large]
+
+
+def _identity(offsets: np.ndarray, bags: np.ndarray, device: str | torch.device) -> Identity:
+    return Identity(bags, torch.from_numpy(instance_rows(offsets, bags)).to(device))
 
 
 def dense_parts(
@@ -354,8 +418,9 @@ def dense_parts(
     device: str | torch.device = "cpu",
 ) -> Iterator[Dense]:
     """Some bags with Sigma as padded matrices, whatever their size or edges."""
+    edges = Edges.of(adjacency, device)
     for batch in batches(bags, np.diff(offsets), device):
-        yield _dense(adjacency, offsets, batch, strength, device)
+        yield _dense(edges, offsets, batch, strength)
 
 
 def instance_rows(
@@ -399,15 +464,48 @@ def batches(
         start = stop
 
 
+class Edges(NamedTuple):
+    """The neighbour graph as compressed rows, where the arithmetic is done."""
+
+    start: Int[Tensor, " N1"]
+    column: Int[Tensor, " E"]
+    weight: Float[Tensor, " E"]
+    degree: Float[Tensor, " N"]
+
+    @classmethod
+    def of(cls, adjacency: sp.csr_array, device: str | torch.device) -> "Edges":
+        """From the adjacency of a cohort."""
+        start, column = (i.astype(np.int64) for i in (adjacency.indptr, adjacency.indices))
+        weight = adjacency.data.astype(np.float64)
+        start, column, weight = (torch.from_numpy(a).to(device) for a in (start, column, weight))
+        degree = torch.segment_reduce(weight, "sum", offsets=start, initial=0.0)
+        return cls(start, column, weight, degree)
+
+
 def _dense(
-    adjacency: sp.csr_array,
-    offsets: np.ndarray,
-    bags: np.ndarray,
-    strength: float,
-    device: str | torch.device,
+    edges: Edges, offsets: Int[np.ndarray, " b1"], bags: Int[np.ndarray, " b"], strength: float
 ) -> Dense:
-    rows, mask, blocks = padded_precision(adjacency, offsets, bags, strength)
-    return Dense(bags, torch.from_numpy(rows).to(device), mask.to(device), blocks.to(device))
+    """Some bags side by side, without a loop over them."""
+    device = edges.start.device
+    first, size = (
+        torch.from_numpy(a).to(device) for a in (offsets[bags], offsets[bags + 1] - offsets[bags])
+    )
+    b, p = len(bags), int((offsets[bags + 1] - offsets[bags]).max())
+    mask = torch.arange(p, device=device) < size[:, None]
+    place = mask.view(-1).nonzero()[:, 0]  # of every row among the b x p padded ones
+    rows = first[place // p] + place % p
+    P = torch.zeros(b * p, p, dtype=torch.float64, device=device)
+    # P = I + lambda (diag(A 1) - A), the padding with unit rows
+    count = edges.start[rows + 1] - edges.start[rows]
+    edge = torch.arange(int(count.sum()), device=device)
+    edge += (edges.start[rows] - (count.cumsum(0) - count)).repeat_interleave(count)
+    of = place.repeat_interleave(count)
+    P[of, edges.column[edge] - first[of // p]] = -strength * edges.weight[edge]
+    P = P.view(b, p, p)
+    diagonal = torch.ones(b, p, dtype=torch.float64, device=device)
+    diagonal[mask] += strength * edges.degree[rows]
+    P.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+    return Dense(bags, rows, mask, P)
 
 
 def padded_precision(
@@ -453,7 +551,7 @@ def _large(
     banded = p[order][:, order].tocoo()
     width = int(np.abs(banded.row - banded.col).max())
     if width > len(rows) // 2 and len(rows) <= 16 * DENSE_LIMIT:
-        return _dense(adjacency, offsets, bags, strength, device)
+        return _dense(Edges.of(adjacency, device), offsets, bags, strength)
     if 16 * len(rows) * width > BAND_BYTES:
         return Factored(bag, torch.from_numpy(rows).to(device), p.tocsc())
     ordered = torch.from_numpy(rows[order]).to(device)

@@ -48,7 +48,7 @@ class Cohort:
     """The training data as `inference.prepare` takes it."""
 
     kernel: str | GPyTorchKernel
-    inputs: Callable[[np.ndarray], Tensor]
+    inputs: Callable[[Tensor], Tensor]
     adjacency: sp.csr_array
     offsets: np.ndarray
     positive: np.ndarray
@@ -128,7 +128,7 @@ def bound(
     for part in coupling.parts(
         cohort.adjacency, cohort.offsets, cohort.strength, theta.inducing.device
     ):
-        x = cohort.inputs(part.rows.cpu().numpy())
+        x = cohort.inputs(part.rows)
         smoothed = part.apply(gamma[part.rows][:, None])[:, 0]
         with torch.enable_grad():
             gp = cohort.gp(theta, log_variance.exp(), log_length.exp(), inducing)

@@ -6,21 +6,17 @@ With W the whitened features, H = Sigma W and R = I + W'H (sparse_gp.py), all in
     E  = E_q(m)[m] at mu             eqs. (qmi_0), (qmi_1); truncated.py
     w  = R^-1 W'(E - c)              eqs. (sigma_u), (mu_u)
 
-Only H is stored: W'x = H'(P x), P = Sigma^-1 = I + lambda C sparse. One pass over H, a chunk of
-bags at a time, gives E and everything summed from it. E takes either the patches of a bag as
-independent (the paper; truncated.py) or as they are coupled (coupled.py).
-
-With H in float32 the sweeps and the second derivatives multiply in float32, chunk by chunk, and
-add the chunks in float64; what decides convergence, the gradient, multiplies in float64 as well.
+One pass over the pieces of the cohort (pieces.py) gives E and everything summed from it. E takes
+either the patches of a bag as independent (the paper; truncated.py) or as they are coupled
+(coupled.py).
 """
 
 import functools
-import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -29,150 +25,16 @@ from jaxtyping import Float, Int
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from gpmil import coupling, leave_out
-from gpmil.coupled import CoupledMoments
+from gpmil import fused, leave_out
 from gpmil.lanes import in_lanes
 from gpmil.leave_out import Bag, Optimum
+from gpmil.pieces import Gathered, Piece, Source, gather
 from gpmil.sparse_gp import SparseGP
-from gpmil.truncated import expectations, moments
 
 logger = logging.getLogger("gpmil")
-CHUNK_ROWS = 8192  # rows of H at a time: its vectors are long enough, and H is still in a cache
-BLOCK_ROWS = 512  # rows of H turned into float64 at a time
 SIDE_BY_SIDE = 8  # chunks from which threads pay
 WARM_SWEEPS = 4  # plain sweeps before Newton: most of the distance at a tenth of the cost
 SHORTEST = 2.0**-6  # a line search that needs a shorter step than this gives up
-
-
-class Piece(Protocol):
-    """Some of the cohort, here or elsewhere: what it adds to the sums of one pass."""
-
-    def pull(self, w: Tensor, c: float) -> tuple[float, Tensor]:
-        """sum_b log Z_b and W'(E - c)."""
-
-    def fixed_point(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
-        """sum_b log Z_b, W'(E - c) and W'D H."""
-
-    def bound(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
-        """sum_b log Z_b, its gradient and minus its Hessian."""
-
-    def weigh(self, expectation: Tensor, c: float) -> tuple[Tensor]:
-        """W'(E - c) for a given E[m] of the whole cohort."""
-
-    def weigh_signs(self, c: float) -> tuple[Tensor]:
-        """W'(E - c) for E[m] = 1 in positive bags, -1 in negative ones."""
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Some whole bags in memory: all that one pass needs of them."""
-
-    H: Float[Tensor, "n M"]  # in the storage dtype
-    sigma: Float[Tensor, " n"]
-    offsets: Int[Tensor, " b1"]
-    positive: Tensor  # (b,) bool
-    precision: Tensor | None  # P as sparse CSR; None where lambda = 0
-    rows: slice
-    coupled: CoupledMoments | None  # None: independent patches
-
-    @functools.cached_property
-    def row(self) -> Int[Tensor, " n"]:
-        """The bag of every instance."""
-        sizes = self.offsets.diff()
-        return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
-
-    def unsmooth(self, x: Tensor) -> Tensor:
-        """P x."""
-        return x if self.precision is None else self.precision @ x
-
-    def per_bag(
-        self, x: Float[Tensor, " n"], H: Float[Tensor, "n M"]
-    ) -> Float[Tensor, "b M"]:
-        """H_b'x_b of every bag: the product of a sparse matrix, a row a bag, with H."""
-        columns = torch.arange(len(x), device=x.device)
-        with warnings.catch_warnings():  # "beta", "invariants unchecked": built right
-            warnings.filterwarnings("ignore", message="Sparse")
-            by_bag = torch.sparse_csr_tensor(
-                self.offsets, columns, x.to(H.dtype), size=(len(self.positive), len(x)),
-                check_invariants=False,
-            )  # fmt: skip
-        return (by_bag @ H).double()
-
-    def times(self, w: Float[Tensor, " M"]) -> Float[Tensor, " n"]:
-        """H w, in float64 whatever H is stored in."""
-        if self.H.dtype == torch.float64:
-            return self.H @ w
-        return torch.cat([block.double() @ w for block in self.H.split(BLOCK_ROWS)])
-
-    def against(self, x: Float[Tensor, " n"]) -> Float[Tensor, " M"]:
-        """H'x, in float64 whatever H is stored in."""
-        if self.H.dtype == torch.float64:
-            return self.H.mT @ x
-        blocks = zip(self.H.split(BLOCK_ROWS), x.split(BLOCK_ROWS))
-        return total(H.double().mT @ part for H, part in blocks)
-
-    def gram(self, x: Float[Tensor, " n"]) -> Float[Tensor, "M M"]:
-        """H' diag(x) H, multiplied in the storage dtype."""
-        return (self.H.mT @ (x.to(self.H.dtype)[:, None] * self.H)).double()
-
-    def weigh(self, expectation: Float[Tensor, " N"], c: float) -> tuple[Float[Tensor, " M"]]:
-        """W'(E - c) for a given E[m] of the whole cohort."""
-        return (self.against(self.unsmooth(expectation[self.rows] - c)),)
-
-    def weigh_signs(self, c: float) -> tuple[Float[Tensor, " M"]]:
-        """W'(E - c) for E[m] = 1 in positive bags, -1 in negative ones."""
-        signs = torch.where(self.positive, 1.0, -1.0).double().index_select(0, self.row)
-        return (self.against(self.unsmooth(signs - c)),)
-
-    def pull(self, w: Float[Tensor, " M"], c: float) -> tuple[float, Float[Tensor, " M"]]:
-        """sum_b log Z_b and W'(E - c) at mu = c + H w, H multiplied in its own dtype."""
-        dtype = self.H.dtype
-        mu = c + (self.H @ w.to(dtype)).double()
-        if self.coupled is not None:
-            E, log_z = self.coupled.expectations(mu)
-        else:
-            E, each = expectations(mu, self.sigma, self.positive, self.offsets, self.row)
-            log_z = float(each.sum())
-        return log_z, (self.H.mT @ self.unsmooth(E - c).to(dtype)).double()
-
-    def fixed_point(
-        self, w: Float[Tensor, " M"], c: float
-    ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
-        """sum_b log Z_b, W'(E - c) and W'D H, D = dE/dmu."""
-        H = self.H.double()
-        W = self.unsmooth(H)
-        mu = c + H @ w
-        if self.coupled is not None:
-            E, log_z = self.coupled.expectations(mu)
-            return log_z, W.mT @ (E - c), self.coupled.slope(W, H)
-        m = moments(mu, self.sigma, self.positive, self.offsets)
-        # W'D H = W' diag(slope) H - sum_b (W_b' left_b)(H_b' right_b)'
-        slope = W.mT @ (m.slope[:, None] * H)
-        slope -= self.per_bag(m.left, W).mT @ self.per_bag(m.right, H)
-        return float(m.log_z.sum()), W.mT @ (m.mean - c), slope
-
-    def gamma(self, w: Float[Tensor, " M"], c: float) -> Float[Tensor, " n"]:
-        """d log Z_b / d mu at mu = c + H w."""
-        mu = c + self.times(w)
-        if self.coupled is not None:
-            return self.unsmooth(self.coupled.expectations(mu)[0] - mu)  # P (E - mu)
-        return moments(mu, self.sigma, self.positive, self.offsets).gamma
-
-    def bound(
-        self, w: Float[Tensor, " M"], c: float
-    ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
-        """sum_b log Z_b, its gradient in w, and minus its Hessian."""
-        if self.coupled is not None:
-            # gradient of log Z_b in mu: P (E - mu), so that H'P (E - mu) = W'(E - c) - W'H w
-            H = self.H.double()
-            log_z, pulled, slope = self.fixed_point(w, c)
-            WH = self.unsmooth(H).mT @ H
-            return log_z, pulled - WH @ w, WH - slope
-        m = moments(c + self.times(w), self.sigma, self.positive, self.offsets)
-        # -d2 log Z_b / dw2 = -H_b' diag(curvature) H_b + (H_b' pull)(H_b' pull)'
-        pulled = self.per_bag(m.pull, self.H)
-        curvature = pulled.mT @ pulled - self.gram(m.curvature)
-        return float(m.log_z.sum()), self.against(m.gamma), curvature
 
 
 @dataclass(frozen=True)
@@ -203,7 +65,7 @@ class Solution(NamedTuple):
 
 def prepare(
     gp: SparseGP,
-    inputs: Callable[[np.ndarray], Tensor],
+    inputs: Callable[[Tensor], Tensor],
     adjacency: sp.csr_array,
     offsets: Int[np.ndarray, " b1"],
     positive: np.ndarray,
@@ -211,31 +73,24 @@ def prepare(
     c: float,
     dtype: torch.dtype = torch.float64,
     coupled: bool = False,
+    store: str = "memory",
 ) -> Problem:
     """Compute H, sigma and R, part by part of the coupling; `inputs(rows)` gives kernel inputs.
 
     H is stored in `dtype`; factorisations and sums are float64 always. `coupled`: the truncated
-    moments keep the correlation of neighbours.
+    moments keep the correlation of neighbours. `store`: where H is kept, see pieces.py.
     """
-    device = gp.L.device
-    N, M = int(offsets[-1]), len(gp.L)
-    H = torch.empty(N, M, dtype=dtype, device=device)
-    sigma = torch.empty(N, dtype=torch.float64, device=device)
-    R = torch.eye(M, dtype=torch.float64, device=device)
-    trace = 0.0
-    for part in coupling.parts(adjacency, offsets, strength, device):
-        x = inputs(part.rows.cpu().numpy())
-        W = gp.whiten(x)
-        smoothed = part.apply(W)
-        # R = I + W' Sigma W
-        R += W.mT @ smoothed
-        H[part.rows] = smoothed.to(dtype)
-        sigma[part.rows] = part.diagonal().sqrt()
-        trace += float(part.trace(x, gp.kernel))
-    R = (R + R.mT) / 2
-    chunks = _chunks(H, sigma, adjacency, offsets, positive, strength, coupled)
+    source = Source(gp, inputs, adjacency, offsets, positive, strength, dtype, coupled)
+    chunks, found = gather(source, store)
+    return assemble(chunks, found, c, int(offsets[-1]))
+
+
+def assemble(chunks: Sequence[Piece], found: Gathered, c: float, n_instances: int) -> Problem:
+    """The problem from the pieces and the sums of the first pass over all of them."""
+    # R = I + W' Sigma W
+    R = found.gram + torch.eye(len(found.gram), dtype=torch.float64, device=found.gram.device)
     chol_R = torch.linalg.cholesky(R)
-    return Problem(chunks, R, chol_R, c, N, _constant(R, chol_R, trace))
+    return Problem(chunks, R, chol_R, c, n_instances, _constant(R, chol_R, found.trace))
 
 
 def _constant(R: Tensor, chol_R: Tensor, trace: float) -> float:
@@ -248,41 +103,6 @@ def _constant(R: Tensor, chol_R: Tensor, trace: float) -> float:
     return -(spread - len(R) + 2 * float(chol_R.diagonal().log().sum())) / 2
 
 
-def _chunks(
-    H: Tensor,
-    sigma: Tensor,
-    adjacency: sp.csr_array,
-    offsets: np.ndarray,
-    positive: np.ndarray,
-    strength: float,
-    coupled: bool,
-) -> list[Chunk]:
-    """Whole bags, about CHUNK_ROWS rows together, in the order of the cohort."""
-    group = offsets[:-1] // CHUNK_ROWS
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(group)) + 1, [len(group)]])
-    chunks = []
-    for first, last in itertools.pairwise(starts):
-        rows = slice(int(offsets[first]), int(offsets[last]))
-        local = sp.csr_array(adjacency[rows, rows])
-        edges = strength > 0 and local.nnz > 0
-        starts_here = offsets[first : last + 1] - offsets[first]
-        labels = positive[first:last]
-        chunks.append(
-            Chunk(
-                H[rows],
-                sigma[rows],
-                torch.from_numpy(starts_here).to(H.device),
-                torch.from_numpy(labels).to(H.device),
-                coupling.precision_matrix(local, strength, H.device) if edges else None,
-                rows,
-                CoupledMoments(local, starts_here, labels, strength, H.device)
-                if coupled and edges
-                else None,
-            )
-        )
-    return chunks
-
-
 # --- The paper: Algorithm 1 -------------------------------------------------------------------
 
 
@@ -290,17 +110,24 @@ def sweeps(
     problem: Problem, expectation: Float[Tensor, " N"], max_iter: int, tol: float
 ) -> Solution:
     """Exactly `max_iter` sweeps from a given E[m] (Algorithm 1 of the paper)."""
-    w, trace = weights(problem, expectation), []
-    for _ in range(max_iter - 1):
-        # E at mu = c + H w, then w = R^-1 W'(E - c)
-        log_z, pulled = pull(problem, w)
-        trace.append(log_z - float(w @ w) / 2)
-        w = problem.solve_R(pulled)
+    w = weights(problem, expectation)
+    fast = fused.advance(problem.chunks, problem.chol_R, problem.c, w, max_iter - 1)
+    w, trace = _sweep(problem, w, max_iter - 1) if fast is None else fast
     log_z, pulled = pull(problem, w)
-    trace.append(log_z - float(w @ w) / 2)
+    trace.append(float(log_z) - float(w @ w) / 2)
     residual = relative(pulled - problem.R @ w, problem.R @ w)
     logger.info("%d sweeps; residual of the fixed point %.1e", max_iter, residual)
     return Solution(w, max_iter, residual < tol, residual, trace)
+
+
+def _sweep(problem: Problem, w: Float[Tensor, " M"], count: int) -> tuple[Tensor, list[float]]:
+    trace = w.new_zeros(max(count, 0))
+    for k in range(count):
+        # E at mu = c + H w, then w = R^-1 W'(E - c)
+        log_z, pulled = pull(problem, w)
+        trace[k] = log_z - w @ w / 2
+        w = problem.solve_R(pulled)
+    return w, trace.tolist()
 
 
 def weights(problem: Problem, expectation: Float[Tensor, " N"]) -> Float[Tensor, " M"]:
@@ -308,7 +135,7 @@ def weights(problem: Problem, expectation: Float[Tensor, " N"]) -> Float[Tensor,
     return problem.solve_R(summed(problem, "weigh", expectation, problem.c)[0])
 
 
-def pull(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float, Float[Tensor, " M"]]:
+def pull(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float | Tensor, Float[Tensor, " M"]]:
     """sum_b log Z_b and W'(E - c) at w."""
     return summed(problem, "pull", w, problem.c)
 
@@ -326,11 +153,6 @@ def summed(problem: Problem, term: str, *at: Any) -> Any:
 
 def _add(a: tuple, b: tuple) -> tuple:
     return tuple(x + y for x, y in zip(a, b))
-
-
-def total(pieces: Iterable[Tensor]) -> Tensor:
-    """The sum of some tensors, in order."""
-    return functools.reduce(torch.add, pieces)
 
 
 # --- The paper's fixed point, converged -------------------------------------------------------

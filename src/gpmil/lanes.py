@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from threadpoolctl import threadpool_limits
 
 LANES = 4  # more threads than this find nothing to do
 
@@ -25,8 +24,7 @@ def one_thread_each() -> Iterator[int]:
     allowed = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with threadpool_limits(1):
-            yield allowed
+        yield allowed
     finally:
         torch.set_num_threads(allowed)
 

@@ -128,10 +128,15 @@ def moments(
     sigma: Float[Tensor, " n"],
     positive: Bool[Tensor, " b"],
     offsets: Int[Tensor, " b1"],
+    row: Int[Tensor, " n"] | None = None,
 ) -> Moments:
-    """E[m], its slope and log Z for bags of rows offsets[b]:offsets[b+1]; positive: y_b = 1."""
+    """E[m], its slope and log Z for bags of rows offsets[b]:offsets[b+1]; positive: y_b = 1.
+
+    `row`, the bag of every instance, spares a repeated caller some work.
+    """
     dtype, mu, sigma = mu.dtype, mu.double(), sigma.double()
-    sizes = offsets.diff()
+    if row is None:
+        row = torch.arange(len(positive), device=mu.device).repeat_interleave(offsets.diff())
     t = mu / sigma
     log_upper, h = upper_tail(t)
     v = _variance_ratio(t, h)
@@ -140,18 +145,18 @@ def moments(
     # r = q / (1 - q); a bag in the far tail takes rho and log(1 - q) from there
     is_far = segment_max(t, offsets) < FAR
     none = _Far(torch.zeros_like(t), torch.zeros_like(t), torch.zeros_like(log_q))
-    far = none if _nowhere(is_far) else _far_tail(t, offsets, sizes)
+    far = none if _nowhere(is_far) else _far_tail(t, offsets, row)
     near_q = torch.where(is_far, -1.0, log_q)
     near_p = log_not(near_q)
     log_p = torch.where(is_far, far.log_p, near_p)
-    far_row, pos_row = (m.repeat_interleave(sizes) for m in (is_far, positive))
-    r = torch.exp(near_q - near_p).repeat_interleave(sizes)
+    far_row, pos_row = is_far[row], positive[row]
+    r = torch.exp(near_q - near_p)[row]
     rho = torch.where(far_row, far.rho, r * h)
     # rho / sqrt(q) = sqrt(q) h / (1 - q): stays finite as q -> 0
-    root = torch.exp(near_q / 2 - near_p).repeat_interleave(sizes)
+    root = torch.exp(near_q / 2 - near_p)[row]
     scaled = torch.where(far_row, far.rho, root * h)  # q = 1 to the last digit in the far tail
     # rho / q = h / (1 - q)
-    over_q = torch.where(far_row, far.rho, torch.exp(-near_p).repeat_interleave(sizes) * h)
+    over_q = torch.where(far_row, far.rho, torch.exp(-near_p)[row] * h)
 
     # E = mu - sigma h (eq. qmi_0) = -sigma (h - t);  E = mu + sigma rho (eq. qmi_1)
     mean_neg = -sigma * _excess(t, h)
@@ -185,7 +190,7 @@ def expectations(
     pos_row = positive.index_select(0, row)
     is_far = positive & (segment_max(t, offsets) < FAR)
     if not _nowhere(is_far):
-        full = moments(mu, sigma, positive, offsets)
+        full = moments(mu, sigma, positive, offsets, row)
         return full.mean, full.log_z
     log_p = log_not(log_q)
     r = torch.exp(log_q - log_p).index_select(0, row)
@@ -200,7 +205,7 @@ class _Far(NamedTuple):
     log_p: Tensor
 
 
-def _far_tail(t: Tensor, offsets: Tensor, sizes: Tensor) -> _Far:
+def _far_tail(t: Tensor, offsets: Tensor, row: Tensor) -> _Far:
     """A positive bag none of whose patches comes near zero: one of them must, the likeliest.
 
     With weights p_i = Phi(t_i) / sum_j Phi(t_j) of being the one,
@@ -208,11 +213,11 @@ def _far_tail(t: Tensor, offsets: Tensor, sizes: Tensor) -> _Far:
     """
     log_ndtr = torch.special.log_ndtr(t)
     top = segment_max(log_ndtr, offsets)
-    e = torch.exp(log_ndtr - top.repeat_interleave(sizes))
-    total = segment_sum(e, offsets).repeat_interleave(sizes)
+    e = torch.exp(log_ndtr - top[row])
+    total = segment_sum(e, offsets)[row]
     p = e / total
     # 1 - p where p is nearly one: the sum of the others, not a difference
-    others = segment_sum(torch.where(p > 0.5, 0.0, e), offsets).repeat_interleave(sizes) / total
+    others = segment_sum(torch.where(p > 0.5, 0.0, e), offsets)[row] / total
     not_p = torch.where(p > 0.5, others, 1 - p)
     rho = p * hazard(-t)
     log_p = top + torch.log(segment_sum(e, offsets))

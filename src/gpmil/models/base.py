@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from gpmil import __version__, features
 from gpmil.bags import Bags
+from gpmil.distributed import Facts
 
 logger = getLogger("gpmil")
 
@@ -109,9 +110,11 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
     def _fit(self, bags: Bags, y) -> None:
         raise NotImplementedError
 
-    def _fit_feature_map(self, bags: Bags) -> None:
+    def _fit_feature_map(self, rows: features.Rows) -> None:
         wanted = None if self.n_components is None else int(self.n_components)
-        found = features.fitted(bags.features, wanted, bool(self.standardize))
+        self._keep_feature_map(features.fitted(rows, wanted, bool(self.standardize)))
+
+    def _keep_feature_map(self, found: features.FeatureMap) -> None:
         self.feature_mean_, self.feature_scale_ = found.mean, found.scale
         self.feature_components_ = found.components
 
@@ -182,7 +185,7 @@ def check_bags(bags: Any) -> Bags:
     return bags
 
 
-def training_labels(bags: Bags, y=None) -> tuple[Int[np.ndarray, " B"], np.ndarray]:
+def training_labels(bags: Bags | Facts, y=None) -> tuple[Int[np.ndarray, " B"], np.ndarray]:
     """Labels 0/1 of every bag and the classes they stand for; y wins over the bags' own labels."""
     if not len(bags):
         raise ValueError("no bags to fit: the cohort, or this part of it, is empty.")
@@ -221,7 +224,7 @@ def _numbers(y) -> np.ndarray:
     return (known.astype(np.int64) if whole else known).reshape(values.shape)
 
 
-def _refuse_unlabelled(bags: Bags, values: np.ndarray) -> None:
+def _refuse_unlabelled(bags: Bags | Facts, values: np.ndarray) -> None:
     unknown = np.flatnonzero((values == -1) | np.isnan(values.astype(float)))
     if len(unknown):
         names = ", ".join(str(bags.names[b]) for b in unknown[:3])
@@ -237,17 +240,18 @@ def _known_labels(bags: Bags) -> np.ndarray:
     return bags.labels
 
 
-def cohort_card(bags: Bags, labels: np.ndarray) -> dict[str, Any]:
+def cohort_card(bags: Bags | Facts, labels: np.ndarray) -> dict[str, Any]:
     """What a model remembers of the cohort it was fitted on."""
+    facts = Facts.of(bags) if isinstance(bags, Bags) else bags
     card = {
-        "bags": len(bags),
+        "bags": len(facts),
         "positive": int(labels.sum()),
-        "instances": int(bags.n_instances),
-        "features": int(bags.n_features),
-        "graph": bags.graph,
-        "edges": int(bags.adjacency.nnz // 2),
+        "instances": facts.n_instances,
+        "features": int(facts.n_features),
+        "graph": facts.graph,
+        "edges": int(facts.n_edges),
     }
-    return card | {k: str(bags.metadata[k]) for k in ("encoder",) if bags.metadata.get(k)}
+    return card | ({"encoder": facts.encoder} if facts.encoder else {})
 
 
 def package_versions() -> dict[str, str]:

@@ -379,7 +379,7 @@ class DeepMIL(BagClassifier):
         seeds = random.integers(2**31, size=3)
         self.n_features_in_ = bags.n_features
         self.cohort_ = cohort_card(bags, labels)
-        self._fit_feature_map(bags)
+        self._fit_feature_map(bags.features)
         self.architecture_ = {"n_inputs": self._n_inputs(), **self._architecture(bags)}
         held_out = np.zeros(0, dtype=np.int64)
         if self.validation is not None:

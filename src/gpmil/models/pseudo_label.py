@@ -279,7 +279,7 @@ class PseudoLabelMIL(BagClassifier):
         labels, self.classes_ = training_labels(bags, y)
         self.n_features_in_ = bags.n_features
         self.cohort_ = cohort_card(bags, labels)
-        self._fit_feature_map(bags)
+        self._fit_feature_map(bags.features)
         x = np.concatenate([part.astype(_precision(bags)) for part in self._inputs(bags)])
         self._train_in_rounds(x, labels == 1, bags.offsets)
 

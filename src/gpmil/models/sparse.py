@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from gpmil.bags import Bags
+from gpmil.features import FeatureMap, Rows
 from gpmil.inducing import kmeans_by_class
 from gpmil.models.base import BagClassifier
 from gpmil.models.checks import check_inducing, check_lengths, generator
@@ -51,8 +51,8 @@ class SparseGPModel(BagClassifier):
         self.posterior_mean_ = q.mean_u(gp).cpu().numpy()
         self.posterior_covariance_ = q.covariance_u(gp).cpu().numpy()
 
-    def _fit_feature_map(self, bags: Bags) -> None:
-        super()._fit_feature_map(bags)
+    def _keep_feature_map(self, found: FeatureMap) -> None:
+        super()._keep_feature_map(found)
         self.relevance_ = None
         if np.ndim(self.lengthscale) == 1:
             lengths = check_lengths(self.lengthscale, self._n_inputs())
@@ -63,11 +63,13 @@ class SparseGPModel(BagClassifier):
         self.relevance_ = weights
         self.feature_scale_ = self.feature_scale_ / weights
 
-    def _place_inducing(self, bags: Bags, positive_row: np.ndarray) -> Float[np.ndarray, "M D"]:
+    def _place_inducing(
+        self, rows: Rows, positive_row: np.ndarray, device: torch.device
+    ) -> Float[np.ndarray, "M D"]:
         if not isinstance(self.inducing, str):
-            return check_inducing(self.inducing, bags.n_features)
+            return check_inducing(self.inducing, rows.shape[1])
         return kmeans_by_class(
-            bags.features, positive_row, self._feature_map(), int(self.n_inducing), self._seed()
+            rows, positive_row, self._feature_map(), int(self.n_inducing), self._seed(), device
         )
 
     def _seed(self) -> int:
@@ -87,7 +89,7 @@ class SparseGPModel(BagClassifier):
                 f"{error}. A kernel object with one length a column must have as many."
             ) from error
 
-    def _inputs(self, x: np.ndarray, device: torch.device) -> torch.Tensor:
+    def _inputs(self, x: Rows, device: torch.device) -> torch.Tensor:
         return self._feature_map()(x, device)
 
     def _gp(self, device: torch.device) -> SparseGP:

@@ -115,8 +115,9 @@ class VGPMIL(Saved):
         device = resolve_device(self.device)
         self.n_features_in_ = bags.n_features
         self.cohort_ = cohort_card(bags, labels)
-        self._fit_feature_map(bags)
-        self.inducing_points_ = self._place_inducing(bags, (labels == 1)[bags.bag_index])
+        self._fit_feature_map(bags.features)
+        positive_row = (labels == 1)[bags.bag_index]
+        self.inducing_points_ = self._place_inducing(bags.features, positive_row, device)
         self._set_kernel_numbers()
         self._check_kernel(device)
         gp = self._gp(device)

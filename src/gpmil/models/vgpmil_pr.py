@@ -8,7 +8,7 @@ import copy
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpytorch
@@ -18,16 +18,19 @@ from jaxtyping import Float
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from gpmil import evidence, inference, leave_out, tuning
+from gpmil import distributed, evidence, features, inference, leave_out, tuning
 from gpmil.bags import Bags
 from gpmil.coupling import check_strength, dense_parts
+from gpmil.distributed import Facts
 from gpmil.models import learning
 from gpmil.models.base import (
     cohort_card,
+    progress_shown,
     resolve_device,
     training_labels,
 )
 from gpmil.models.checks import (
+    check_inducing,
     count,
     flag,
     generator,
@@ -37,12 +40,14 @@ from gpmil.models.checks import (
 )
 from gpmil.models.cross_fit import CrossFit, planned_folds, suspicion
 from gpmil.models.fitted import FittedGP
+from gpmil.pieces import STORES
 from gpmil.sparse_gp import Kernel, Posterior, SparseGP
 
 logger = logging.getLogger("gpmil")
 
 CPU = torch.device("cpu")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
+LARGE_H = 1e9  # bytes of H in float64 from which "auto" stores float32
 MOST_LENGTHS = 256
 SOLVERS = ("direct", "newton", "sweeps")
 
@@ -87,9 +92,11 @@ class VGPMILPR(FittedGP):
         Most steps of the solver; relative residual at which it has converged.
     random_state : int, Generator or None
         Seeds k-means and the start of the sweeps.
-    device, dtype : str or None, "float64" or "float32"
-        None takes a GPU where there is one. float32 stores the N x M matrix in half the memory;
-        factorisations and sums stay float64.
+    device, dtype, store : str or None, "auto", "float64" or "float32", "auto" or a place
+        None takes a GPU where there is one. float32 stores the N x M matrix H in half the memory;
+        factorisations and sums stay float64; "auto" takes it where H would exceed 1 GB. H is kept
+        in "memory", on "disk" (a temporary file), or nowhere: "recompute" computes it in every
+        pass. "auto": in memory if it fits.
     verbose : bool
         Show progress lines while fitting.
 
@@ -126,7 +133,8 @@ class VGPMILPR(FittedGP):
         tol=1e-10,
         random_state=None,
         device=None,
-        dtype="float64",
+        dtype="auto",
+        store="auto",
         verbose=False,
     ):
         self.kernel = kernel
@@ -149,9 +157,31 @@ class VGPMILPR(FittedGP):
         self.random_state = random_state
         self.device = device
         self.dtype = dtype
+        self.store = store
         self.verbose = verbose
 
     # --- Fit ----------------------------------------------------------------------------------
+
+    def fit(self, bags, y=None, *, client=None, group=None):
+        """Fit q(u) to labelled bags; y (0/1, one a bag) wins over `bags.labels`.
+
+        Over several machines, to the same model: with `client`, a `dask.distributed.Client`, bags
+        may also be a list of Bags, or of functions that build them on the workers; with `group`, a
+        torch.distributed process group, every process passes its own bags. See
+        `gpmil.distributed`.
+        """
+        if client is None and group is None:
+            return super().fit(bags, y)
+        fresh = copy.copy(self)
+
+        def work(cluster: distributed.Cluster, y: Any) -> dict[str, Any]:
+            fresh._fit_apart(cluster, y)
+            return {name: value for name, value in vars(fresh).items() if name.endswith("_")}
+
+        with torch.no_grad(), progress_shown(bool(self.verbose)):
+            fitted = distributed.run(work, bags, y, client=client, group=group, device=self.device)
+        self.__dict__.update(fitted)
+        return self
 
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
@@ -160,15 +190,13 @@ class VGPMILPR(FittedGP):
         fold = self._planned_folds(bags, labels)  # what is impossible is said before the work
         self.n_features_in_ = bags.n_features
         self.cohort_ = cohort_card(bags, labels)
-        self.coupling_ = self._coupling_strength(bags)
-        self._fit_feature_map(bags)
+        facts = Facts.of(bags)
+        self.coupling_ = self._coupling_strength(facts)
+        rows = features.on_device(bags.features, device)
+        self._fit_feature_map(rows)
         positive_row = (labels == 1)[bags.bag_index]
-        self.inducing_points_ = self._place_inducing(bags, positive_row)
-        self._set_kernel_numbers(bags)
-        self._check_kernel(device)
-        self.tuning_trace_, self.loo_log_likelihood_ = None, None
-        if self._learned_names():
-            self._learn(bags, labels, device)
+        self.inducing_points_ = self._place_inducing(rows, positive_row, device)
+        self._settings_for(facts, labels, lambda chosen: bags[chosen], device)
         self.evidence_trace_ = None
         if self.optimize:
             self._climb_evidence(bags, labels, device)
@@ -176,19 +204,84 @@ class VGPMILPR(FittedGP):
         gp = self._gp(device)
         counts = len(bags), bags.n_instances, len(gp.L)
         logger.info("fit: %d bags, %d instances, %d inducing points", *counts)
-        problem = self._problem(gp, bags, labels)
-        solution = self._solve(problem)
-        _warn_unsettled(problem)
-        q = Posterior.build(solution.w, problem.R)
-        self._keep(gp, q)
-        self.n_iter_, self.converged_, self.residual_, trace = solution[1:]
-        self.elbo_trace_ = np.array(trace) + problem.constant
+        problem = self._problem(gp, bags, labels, rows)
+        q = self._settle(gp, problem)
         if self.tuning_trace_ is not None and learning.is_small(bags):
             left_out = self._leave_out(gp, problem, q, bags, labels)
             self.loo_log_likelihood_ = float(left_out.mean())
         self.cross_fit_ = None
         if fold is not None:
             self.cross_fit_ = CrossFit.fit(self, bags, labels, fold, bool(self.calibrated))
+
+    def _settings_for(
+        self,
+        facts: Facts,
+        labels: np.ndarray,
+        take: Callable[[np.ndarray], Bags],
+        device: torch.device,
+    ) -> None:
+        """Every setting as a number; `take` gives the bags that some are learned from."""
+        self._set_kernel_numbers(facts)
+        self._check_kernel(device)
+        self.tuning_trace_, self.loo_log_likelihood_ = None, None
+        if self._learned_names():
+            self._learn(facts, labels, take, device)
+
+    def _settle(self, gp: SparseGP, problem: inference.Problem) -> Posterior:
+        """Solve, and keep what was found."""
+        solution = self._solve(problem)
+        _warn_unsettled(problem)
+        q = Posterior.build(solution.w, problem.R)
+        self._keep(gp, q)
+        self.n_iter_, self.converged_, self.residual_, trace = solution[1:]
+        self.elbo_trace_ = np.array(trace) + problem.constant
+        return q
+
+    def _fit_apart(self, cluster: distributed.Cluster, y) -> None:
+        """`_fit` over partitions: the same steps, on sums that come from them."""
+        self._check_settings()
+        self._check_apart()
+        cohort = distributed.Cohort.meet(cluster)
+        facts = cohort.whole
+        labels, self.classes_ = training_labels(facts, facts.y if y is None else y)
+        device = resolve_device(self.device)
+        self.n_features_in_ = facts.n_features
+        self.cohort_ = cohort_card(facts, labels)
+        self.coupling_ = self._coupling_strength(facts)
+        cohort.take_labels(labels)
+        wanted = None if self.n_components is None else int(self.n_components)
+        self._keep_feature_map(cohort.feature_map(wanted, bool(self.standardize)))
+        if isinstance(self.inducing, str):
+            self.inducing_points_ = cohort.kmeans_by_class(
+                labels, self._feature_map(), int(self.n_inducing), self._seed(), device
+            )
+        else:
+            self.inducing_points_ = check_inducing(self.inducing, facts.n_features)
+        self._settings_for(facts, labels, cohort.some_bags, device)
+        self.evidence_trace_, self.cross_fit_ = None, None
+
+        gp = self._gp(device)
+        counts = len(facts), facts.n_instances, len(gp.L)
+        logger.info("fit: %d bags, %d instances, %d inducing points", *counts)
+        plan = distributed.Plan(
+            self._feature_map(), self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0,
+            gp.inducing.cpu(), gp.L.cpu(), self.coupling_, self._storage_dtype(*counts[1:]),
+            self.moments == "coupled", self.store,
+        )  # fmt: skip
+        problem = cohort.problem(plan, self.mean_, device)
+        q = self._settle(gp, problem)
+        few = len(facts) <= learning.MOST_BAGS and facts.sizes.max() <= learning.MOST_INSTANCES
+        if self.tuning_trace_ is not None and few:
+            left_out = cohort.leave_one_bag_out(problem, q.w, self.solver == "direct")
+            self.loo_log_likelihood_ = float(left_out.mean())
+
+    def _check_apart(self) -> None:
+        used = [name for name in ("calibrated", "flags", "optimize") if getattr(self, name)]
+        if used:
+            raise ValueError(
+                f"{', '.join(used)} cannot be had over partitions: they need all bags in one "
+                "place. Leave them out, or fit with neither client nor group."
+            )
 
     def _planned_folds(self, bags: Bags, labels: np.ndarray) -> np.ndarray | None:
         if not (self.calibrated or self.flags):
@@ -213,18 +306,30 @@ class VGPMILPR(FittedGP):
             fixed["coupling"] = self.coupling_
         return clone(self).set_params(**fixed)
 
-    def _problem(self, gp: SparseGP, bags: Bags, labels: np.ndarray) -> inference.Problem:
+    def _problem(
+        self, gp: SparseGP, bags: Bags, labels: np.ndarray, rows: features.Rows | None = None
+    ) -> inference.Problem:
+        stored = bags.features if rows is None else rows
         return inference.prepare(
             gp,
-            lambda rows: self._inputs(bags.features[rows], gp.L.device),
+            lambda which: self._inputs(features.take(stored, which), gp.L.device),
             bags.adjacency,
             bags.offsets,
             labels == 1,
             self.coupling_,
             self.mean_,
-            DTYPES[self.dtype],
+            self._storage_dtype(bags.n_instances, len(gp.L)),
             coupled=self.moments == "coupled",
+            store=self.store,
         )
+
+    def _storage_dtype(self, N: int, M: int) -> torch.dtype:
+        if self.dtype != "auto":
+            return DTYPES[self.dtype]
+        if 8 * N * M <= LARGE_H:
+            return torch.float64
+        logger.info("H is stored in float32, %.1f GB (dtype='float64' to double it)", 4e-9 * N * M)
+        return torch.float32
 
     # --- Learn the settings -------------------------------------------------------------------
 
@@ -239,7 +344,13 @@ class VGPMILPR(FittedGP):
             names.remove("coupling")  # no edges
         return [*names, "kernel"] if _is(self.kernel, "auto") else names
 
-    def _learn(self, bags: Bags, labels: np.ndarray, device: torch.device) -> None:
+    def _learn(
+        self,
+        facts: Facts,
+        labels: np.ndarray,
+        take: Callable[[np.ndarray], Bags],
+        device: torch.device,
+    ) -> None:
         """Replace what is "auto" by what the leave-one-bag-out likelihood prefers."""
         if (np.bincount(labels, minlength=2) < 2).any():
             raise ValueError(
@@ -257,8 +368,8 @@ class VGPMILPR(FittedGP):
                 f"found {self._n_inputs()}. Reduce them with n_components=64, say, or use 'auto'."
             )
         kernels = learning.AUTO_KERNELS if _is(self.kernel, "auto") else (self.kernel_,)
-        made = self._tuning_cohort(bags[chosen], labels[chosen], device)
-        found = learning.learn(made, kernels, self._space(bags, names), budget)
+        made = self._tuning_cohort(take(chosen), labels[chosen], device)
+        found = learning.learn(made, kernels, self._space(facts, names), budget)
         self.kernel_ = found.kernel
         if self.variance_ is not None:
             self.variance_, self.lengthscale_ = found.settings[:2]
@@ -282,7 +393,7 @@ class VGPMILPR(FittedGP):
             bags, rows, labels == 1, lambda x: self._inputs(x, device), inducing, self.kernel_
         )
 
-    def _space(self, bags: Bags, names: list[str]) -> tuning.Space:
+    def _space(self, facts: Facts, names: list[str]) -> tuning.Space:
         """What is searched, and the numbers that stay."""
         known = (self.variance_, self.lengthscale_, self.mean_, self.coupling_)
         fixed = {
@@ -292,7 +403,7 @@ class VGPMILPR(FittedGP):
         }
         level = None
         if _is(self.mean, "balanced") and "variance" in names:
-            level = learning.balanced_level(bags.sizes)  # the mean follows the variance
+            level = learning.balanced_level(facts.sizes)  # the mean follows the variance
             del fixed["mean"]
         return tuning.Space(fixed, math.sqrt(self._n_inputs()), level)
 
@@ -388,7 +499,7 @@ class VGPMILPR(FittedGP):
         """Move what `optimize` names to a maximum of the collapsed bound."""
         cohort = evidence.Cohort(
             self.kernel_,
-            lambda rows: self._inputs(bags.features[rows], device),
+            lambda rows: self._inputs(features.take(bags.features, rows), device),
             bags.adjacency,
             bags.offsets,
             labels == 1,
@@ -405,10 +516,10 @@ class VGPMILPR(FittedGP):
         if self.variance_ is not None:
             self.variance_, self.lengthscale_ = theta.variance, theta.lengthscale
 
-    def _coupling_strength(self, bags: Bags) -> float:
+    def _coupling_strength(self, facts: Facts) -> float:
         return 0.0
 
-    def _set_kernel_numbers(self, bags: Bags) -> None:
+    def _set_kernel_numbers(self, facts: Facts) -> None:
         """The settings as numbers; "auto" stands at one until it is learned."""
         self.kernel_ = "rbf" if _is(self.kernel, "auto") else copy.deepcopy(self.kernel)
         root_dim = math.sqrt(self._n_inputs())
@@ -423,7 +534,7 @@ class VGPMILPR(FittedGP):
             self.variance_ = self.lengthscale_ = None
         if _is(self.mean, "balanced"):
             variance = self._own_variance() if self.variance_ is None else self.variance_
-            self.mean_ = learning.balanced_level(bags.sizes) * math.sqrt(1 + variance)
+            self.mean_ = learning.balanced_level(facts.sizes) * math.sqrt(1 + variance)
         else:
             self.mean_ = 0.0 if _is(self.mean, "auto") else float(self.mean)
 
@@ -437,7 +548,8 @@ class VGPMILPR(FittedGP):
         one_of("moments", self.moments, ("diagonal", "coupled"))
         one_of("solver", self.solver, SOLVERS)
         self._check_optimize()
-        one_of("dtype", self.dtype, tuple(DTYPES))
+        one_of("dtype", self.dtype, ("auto", *DTYPES))
+        one_of("store", self.store, STORES)
         if isinstance(self.inducing, str):
             one_of("inducing", self.inducing, ("kmeans",))
         if np.ndim(self.lengthscale) != 1:
@@ -529,7 +641,8 @@ class VGPMILPRI(VGPMILPR):
         tol=1e-10,
         random_state=None,
         device=None,
-        dtype="float64",
+        dtype="auto",
+        store="auto",
         verbose=False,
     ):
         super().__init__(
@@ -553,6 +666,7 @@ class VGPMILPRI(VGPMILPR):
             random_state=random_state,
             device=device,
             dtype=dtype,
+            store=store,
             verbose=verbose,
         )
         self.coupling = coupling
@@ -561,13 +675,13 @@ class VGPMILPRI(VGPMILPR):
         super()._check_settings()
         word_or_number("coupling", self.coupling, ("auto",), least=0)
 
-    def _coupling_strength(self, bags: Bags) -> float:
+    def _coupling_strength(self, facts: Facts) -> float:
         learned = _is(self.coupling, "auto")
         strength = 1.0 if learned else check_strength(float(self.coupling))
-        if learned and bags.has_geometry and not bags.adjacency.nnz:
+        if learned and facts.has_geometry and not facts.n_edges:
             logger.warning("no two instances are neighbours: the model runs uncoupled.")
             return 0.0
-        if strength > 0 and not bags.has_geometry:
+        if strength > 0 and not facts.has_geometry:
             logger.warning(
                 "the bags have neither coordinates nor edges: the model runs uncoupled "
                 "(coupling 0 instead of %s). Give coords= or edges= to couple neighbours.",
