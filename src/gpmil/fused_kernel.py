@@ -1,0 +1,158 @@
+"""The kernel of fused.py. Imported only where Triton is installed.
+
+erfcx(x) = p(u) / (1 + 2 x), u = (x - K) / (x + K), for x >= 0: the Chebyshev expansion of
+(1 + 2 x) erfcx(x) in u, cut where it is below 1e-16 and written in powers of u.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def erfcx(x):
+    """exp(x^2) erfc(x), x >= 0, to 4e-16."""
+    u = (x - 3.75) / (x + 3.75)
+    p = 3.1114333809799254e-10
+    p = p * u - 2.623107347133476e-09
+    p = p * u - 3.744210080962018e-09
+    p = p * u + 3.197926671666804e-08
+    p = p * u + 2.3263508708859124e-08
+    p = p * u - 2.4857126248016745e-07
+    p = p * u - 5.7218230603224086e-08
+    p = p * u + 1.7419821586224816e-06
+    p = p * u - 9.73559896736775e-07
+    p = p * u - 1.1438048033346894e-05
+    p = p * u + 2.238423915508223e-05
+    p = p * u + 5.164652974177416e-05
+    p = p * u - 0.0002901540805408417
+    p = p * u + 0.000293714378044958
+    p = p * u + 0.0017556258528952954
+    p = p * u - 0.009746579683265262
+    p = p * u + 0.028362277418956406
+    p = p * u - 0.05869339857664934
+    p = p * u + 0.09230432116037748
+    p = p * u - 0.10880393014244462
+    p = p * u + 0.0822767384901452
+    p = p * u + 0.0035854154854790257
+    p = p * u - 0.14024059858554697
+    p = p * u + 1.2375126308378275
+    return p / (1 + 2 * x)
+
+
+@triton.jit
+def log_one_minus(q):
+    """log(1 - q), 0 <= q < 1, accurate for small q."""
+    series = -q * (1 + q * (0.5 + q * (1 / 3 + q * (0.25 + q * (0.2 + q * (1 / 6 + q / 7))))))
+    return tl.where(q < 0.004, series, tl.log(1 - tl.minimum(q, 0.9999999999999999)))
+
+
+@triton.jit
+def tails(t):
+    """log(1 - Phi(t)), the hazard h(t), and h(t) - t."""
+    x = tl.abs(t) * 0.7071067811865476
+    g = erfcx(x)
+    e = tl.exp(-x * x)
+    tail = 0.5 * e * g  # Phi(-|t|)
+    left = t < 0
+    log_upper = tl.where(left, log_one_minus(tail), tl.log(g * 0.5) - x * x)
+    # sqrt(1/(2 pi)) exp(-t^2/2) / (1 - Phi(t)) on the left, sqrt(2/pi) / erfcx on the right
+    h = tl.where(left, 0.3989422804014327 * e / (1 - tail), 0.7978845608028654 / g)
+    s = 1 / tl.maximum(t, 50.0)
+    s2 = s * s
+    # h - t = 1/t - 2/t^3 + 10/t^5 - 74/t^7 + 706/t^9 where it would cancel
+    series = s * (1 + s2 * (-2 + s2 * (10 + s2 * (-74 + s2 * 706))))
+    return log_upper, h, tl.where(t > 50.0, series, h - t)
+
+
+@triton.jit
+def minus_expm1(y):
+    """1 - exp(y), y <= 0."""
+    series = -y * (1 + y * (1 / 2 + y * (1 / 6 + y * (1 / 24 + y * (1 / 120 + y / 720)))))
+    return tl.where(y > -0.01, series, 1 - tl.exp(y))
+
+
+@triton.jit
+def _rows_of_H(H, rows, here, columns, inside, M: tl.constexpr):
+    return tl.load(
+        H + rows[:, None] * M + columns[None, :],
+        mask=here[:, None] & inside[None, :],
+        other=0.0,
+    )
+
+
+@triton.jit
+def sweep(
+    H, sigma, w, diagonal, neighbour, weight, offsets, positive, mean, above, below,
+    partial, log_z, c, n_bags, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    THREADS: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The bags g, g + G, ...: sum of log Z_b, and H'P(E - c).
+
+    Products with H go by ROWS rows; what is done for each instance alone goes by THREADS of them,
+    one a thread. In between, threads read what others wrote: hence the barriers.
+    """
+    g = tl.program_id(0)
+    G = tl.num_programs(0)
+    columns = tl.arange(0, COLUMNS)
+    inside = columns < M
+    w_here = tl.load(w + columns, mask=inside, other=0.0)
+    pulled = tl.zeros((COLUMNS,), dtype=tl.float64)
+    total = tl.zeros((1,), dtype=tl.float64)
+    for b in range(g, n_bags, G):
+        start = tl.load(offsets + b)
+        stop = tl.load(offsets + b + 1)
+        # mu = c + H w
+        for first in tl.range(start, stop, ROWS, num_stages=STAGES):
+            rows = first + tl.arange(0, ROWS)
+            here = rows < stop
+            block = _rows_of_H(H, rows, here, columns, inside, M)
+            mu = tl.sum(block * w_here[None, :], axis=1).to(tl.float64) + c
+            tl.store(mean + rows, mu, mask=here)
+        tl.debug_barrier()
+        # log q = sum_i log(1 - Phi(t_i)), r = q / (1 - q)
+        log_q = tl.zeros((1,), dtype=tl.float64)
+        for first in range(start, stop, THREADS):
+            rows = first + tl.arange(0, THREADS)
+            here = rows < stop
+            s = tl.load(sigma + rows, mask=here, other=1.0)
+            log_upper, h, gap = tails(tl.load(mean + rows, mask=here, other=0.0) / s)
+            log_q += tl.sum(tl.where(here, log_upper, 0.0), axis=0)
+            tl.store(above + rows, s * h, mask=here)
+            tl.store(below + rows, -s * gap, mask=here)
+        is_positive = tl.load(positive + b) != 0
+        not_q = minus_expm1(log_q)
+        r = tl.exp(log_q) / not_q
+        total += tl.where(is_positive, tl.log(not_q), log_q)
+        tl.debug_barrier()
+        # E - c
+        for first in range(start, stop, THREADS):
+            rows = first + tl.arange(0, THREADS)
+            here = rows < stop
+            # mu + r sigma h in a positive bag (eq. qmi_1), -sigma (h - t) in a negative one
+            up = tl.load(mean + rows, mask=here) + r * tl.load(above + rows, mask=here)
+            E = tl.where(is_positive, up, tl.load(below + rows, mask=here))
+            tl.store(above + rows, E - c, mask=here)
+        tl.debug_barrier()
+        # x = P (E - c)
+        for first in range(start, stop, THREADS):
+            rows = first + tl.arange(0, THREADS)
+            here = rows < stop
+            x = tl.load(diagonal + rows, mask=here) * tl.load(above + rows, mask=here)
+            for k in tl.static_range(K):
+                other = tl.load(neighbour + rows * K + k, mask=here, other=0)
+                by = tl.load(weight + rows * K + k, mask=here, other=0.0)
+                x -= by * tl.load(above + other, mask=here, other=0.0)
+            tl.store(mean + rows, x, mask=here)
+        tl.debug_barrier()
+        # H'x
+        products = tl.zeros((ROWS, COLUMNS), dtype=H.dtype.element_ty)
+        for first in tl.range(start, stop, ROWS, num_stages=STAGES):
+            rows = first + tl.arange(0, ROWS)
+            here = rows < stop
+            x = tl.load(mean + rows, mask=here, other=0.0)
+            block = _rows_of_H(H, rows, here, columns, inside, M)
+            products += block * x[:, None].to(block.dtype)
+        pulled += tl.sum(products, axis=0).to(tl.float64)
+        tl.debug_barrier()
+    tl.store(partial + g * M + columns, pulled, mask=inside)
+    tl.store(log_z + g + tl.arange(0, 1), total)
