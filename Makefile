@@ -12,6 +12,7 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS ?=
+SCRIPTS ?= $(sort $(wildcard benchmarks/*.py))
 
 # The isolated environments that pip builds packages in follow the same pins: older pip reads
 # the first name there, newer pip the second.
@@ -22,7 +23,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 WORKERS := 2
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help demo paper test lint format docs bench clean
+.PHONY: help demo paper test lint format docs bench studies clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,7 +33,8 @@ help:
 	@echo "make lint    ruff, format check, mypy"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make docs    the documentation site, in site/"
-	@echo "make bench   every script in benchmarks/"
+	@echo "make bench   speed and memory against stated bars (gpmil bench)"
+	@echo "make studies every script in benchmarks/, or SCRIPTS=..."
 	@echo "make clean   remove what was built, keep .venv"
 
 demo: .venv/.stamp-run
@@ -56,8 +58,11 @@ format: .venv/.stamp-dev
 docs: .venv/.stamp-dev
 	$(BIN)/mkdocs build --strict --quiet
 
-bench: .venv/.stamp-dev
-	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do \
+bench: .venv/.stamp-run
+	$(BIN)/gpmil bench $(ARGS)
+
+studies: .venv/.stamp-dev
+	@set -e; for script in $(SCRIPTS); do \
 		echo "$$script"; $(BIN)/python "$$script" $(ARGS); done
 
 clean:

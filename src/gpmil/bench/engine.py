@@ -1,0 +1,106 @@
+"""The package as the cases see it: fit, its parts, sweeps. What changes inside is followed here."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from gpmil import inference
+from gpmil.bags import Bags
+from gpmil.bench import measure, naive
+from gpmil.models.vgpmil_pr import VGPMILPRI
+
+# The paper's settings, but for the solver: the default one unless said otherwise.
+FIXED: dict[str, Any] = {
+    "coupling": 0.5,
+    "variance": 1.0,
+    "lengthscale": "sqrt_dim",
+    "mean": 0.0,
+    "random_state": 0,
+}
+SWEEPS = 200
+PARTS = ("features", "k-means", "Kzz", "prepare", "solve")
+
+
+def model(n_inducing: int, device: str, **changed: Any) -> VGPMILPRI:
+    """The model that is measured, through its public interface."""
+    return VGPMILPRI(**FIXED | {"n_inducing": n_inducing, "device": device} | changed)
+
+
+def twin(n_features: int) -> naive.Setting:
+    """The same numbers for the naive twin."""
+    return naive.Setting(FIXED["coupling"], FIXED["variance"], n_features**0.5, FIXED["mean"])
+
+
+class ByParts(VGPMILPRI):
+    """The same model with a clock on the parts of its fit; it can keep the prepared problem."""
+
+    clock: dict[str, float]
+    kept: dict[str, Any] | None
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        measure.wait()
+        start = time.perf_counter()
+        yield
+        measure.wait()
+        self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - start
+
+    def _fit_feature_map(self, rows: Any) -> None:
+        with self._part("features"):
+            super()._fit_feature_map(rows)
+
+    def _place_inducing(self, *args: Any) -> Any:
+        with self._part("k-means"):
+            return super()._place_inducing(*args)
+
+    def _gp(self, *args: Any) -> Any:
+        with self._part("Kzz"):
+            return super()._gp(*args)
+
+    def _problem(self, *args: Any) -> Any:
+        with self._part("prepare"):
+            return super()._problem(*args)
+
+    def _solve(self, problem: Any) -> Any:
+        if self.kept is not None:
+            self.kept["problem"] = problem
+        with self._part("solve"):
+            return super()._solve(problem)
+
+
+def by_parts(bags: Bags, n_inducing: int, device: str, **changed: Any) -> dict[str, float]:
+    """Seconds of every part of one fit, of the rest (checks, the way to a GPU), and of all."""
+    return _clocked(bags, n_inducing, device, None, changed)[1]
+
+
+def _clocked(
+    bags: Bags, n_inducing: int, device: str, kept: dict | None, changed: dict[str, Any]
+) -> tuple[ByParts, dict[str, float]]:
+    made = ByParts(**FIXED | {"n_inducing": n_inducing, "device": device} | changed)
+    made.clock, made.kept = {}, kept
+    total = measure.once(lambda: made.fit(bags))
+    parts = {name: made.clock.get(name, 0.0) for name in PARTS}
+    return made, parts | {"rest": total - sum(parts.values()), "all": total}
+
+
+class Sweeper:
+    """A prepared cohort: H, sigma and R are there, sweeps are what is left to do."""
+
+    def __init__(self, bags: Bags, inducing: np.ndarray, device: str, dtype: str, **changed: Any):
+        kept: dict[str, Any] = {}
+        given = {"inducing": inducing, "dtype": dtype, "solver": "sweeps", "max_iter": 1}
+        made, self.parts = _clocked(bags, len(inducing), device, kept, given | changed)
+        self.problem = kept["problem"]
+        self.gp, self.device = made._gp(torch.device(device)), device
+
+    def sweeps(self, start: Float[np.ndarray, " N"], count: int) -> Float[np.ndarray, " M"]:
+        """mu^u after `count` plain sweeps."""
+        with torch.no_grad():
+            E = torch.from_numpy(start).to(self.device)
+            found = inference.sweeps(self.problem, E, count, 0.0)
+            return (self.gp.L @ found.w).cpu().numpy()

@@ -1,0 +1,103 @@
+"""Cost against one number at a time, all others fixed, with the slope in logarithms."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpmil.bags import Bags
+from gpmil.bench import cohorts, engine
+from gpmil.bench.measure import Conditions, once
+
+PLAIN = 5  # sweeps timed together
+Values = tuple[float, ...]
+# patches in all, inducing points, patches a bag, coupling
+FULL: tuple[Values, ...] = (
+    (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000),
+    (25, 50, 100, 200, 400),
+    (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000),
+    (0.01, 0.1, 0.5, 1.0, 5.0, 20.0, 100.0),
+)
+TINY: tuple[Values, ...] = ((120, 240), (5, 10), (20, 60), (0.3, 3.0))
+COSTS = ("prepare", "solve", "sweep")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What varies, at which values, and the cohort, M and coupling at a value."""
+
+    name: str
+    values: Values
+    at: Callable[[float], tuple[cohorts.Shape, int, float]]
+
+
+def axes(tiny: bool) -> tuple[Axis, ...]:
+    """N, M, bag size at a fixed N, and lambda."""
+    D, n, M, N = (8, 12, 10, 240) if tiny else (32, 100, 100, 8_000)
+
+    def shape(patches: float, size: float, section: bool = False) -> cohorts.Shape:
+        count = max(2, round(patches / size))
+        return cohorts.Shape(count, size, D, same_size=True, section=section, positive=0.5)
+
+    patches, inducing, sizes, strengths = TINY if tiny else FULL
+    together = 2 * sizes[-1]  # one bag of each class at least
+    return (
+        Axis("patches N", patches, lambda v: (shape(v, n), M, 0.5)),
+        Axis("inducing points M", inducing, lambda v: (shape(N, n), int(v), 0.5)),
+        Axis("patches a bag, N fixed", sizes, lambda v: (shape(together, v, True), M, 0.5)),
+        Axis("coupling", strengths, lambda v: (shape(N, n), M, float(v))),
+    )
+
+
+def measured(conditions: Conditions) -> dict[str, Any]:
+    """By axis: the values, and by part of a fit its seconds and their slope."""
+    found: dict[str, Any] = {}
+    for axis in axes(conditions.size == "tiny"):
+        points = [_point(*axis.at(value), conditions) for value in axis.values]
+        costs = {cost: [point[cost] for point in points] for cost in COSTS}
+        found[axis.name] = {
+            "values": list(axis.values),
+            "costs": {
+                name: {"seconds": took, "slope": slope(axis.values, took)}
+                for name, took in costs.items()
+            },
+        }
+    return found
+
+
+def _point(
+    shape: cohorts.Shape, M: int, strength: float, conditions: Conditions
+) -> dict[str, float]:
+    bags = cohorts.draw(shape, seed=0)
+    Z = bags.features[:: max(1, bags.n_instances // M)][:M].astype(float)
+    fits = [
+        engine.by_parts(bags, M, conditions.device, inducing=Z, coupling=strength)
+        for _ in range(1 + conditions.repeats)
+    ][1:]
+    return {
+        "prepare": statistics.median(parts["prepare"] for parts in fits),
+        "solve": statistics.median(parts["solve"] for parts in fits),
+        "sweep": _sweep(bags, Z, strength, conditions),
+    }
+
+
+def _sweep(bags: Bags, Z: np.ndarray, strength: float, conditions: Conditions) -> float:
+    made = engine.Sweeper(bags, Z, conditions.device, "float64", coupling=strength)
+    E = cohorts.start(bags)
+    made.sweeps(E, 1)
+    took = [
+        once(lambda: made.sweeps(E, 1 + PLAIN)) - once(lambda: made.sweeps(E, 1))
+        for _ in range(conditions.repeats)
+    ]
+    return max(statistics.median(took), 1e-9) / PLAIN
+
+
+def slope(values: Values, seconds: list[float]) -> float:
+    """p in seconds ~ value^p, by least squares in logarithms.
+
+    >>> round(slope((1.0, 2.0, 4.0), [3.0, 12.0, 48.0]), 6)
+    2.0
+    """
+    return float(np.polyfit(np.log(values), np.log(seconds), 1)[0])
