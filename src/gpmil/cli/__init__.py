@@ -82,11 +82,14 @@ def _demo(
     bags: Annotated[
         int, typer.Option(help="Slides to train on, at least 8; a third as many are held out.")
     ] = 120,
+    view: Annotated[
+        bool, typer.Option("--view", help="Open the held-out slides in the viewer afterwards.")
+    ] = False,
 ) -> None:
     """Simulate slides, fit, predict held-out slides, write a page with heat maps."""
     from gpmil.cli import demo
 
-    demo.run(out, seed, bags)
+    demo.run(out, seed, bags, view)
 
 
 @app.command("paper")
@@ -100,11 +103,21 @@ def _paper(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Own cohort in place of the simulated one: a folder with SICAPv2 tables "
-            "(Train.csv, Test.csv), a table or an npz file; with parts 'train' and 'test', or "
-            "cross-validated."
+            help="Own cohort in place of the simulated one: a folder of feature files (with "
+            "--labels), of SICAPv2 tables (Train.csv, Test.csv), a table or an npz file; with "
+            "parts 'train' and 'test', or cross-validated."
         ),
     ] = None,
+    labels: options.Labels = None,
+    slide: options.SlideColumn = None,
+    label: options.LabelColumn = None,
+    positive: options.Positive = None,
+    patient: options.PatientColumn = None,
+    step: options.Step = None,
+    graph: options.Graph = "grid4",
+    format: options.Format = None,
+    skip_bad: options.SkipBad = False,
+    cache: options.Cache = None,
     images: Annotated[
         Path | None, typer.Option(help="Folder with one image a slide, named like the slide.")
     ] = None,
@@ -137,9 +150,26 @@ def _paper(
     """Every table and figure of the paper's experiments, beside its own numbers."""
     from gpmil.cli import paper
 
+    given = None if labels is None else str(labels)
+    source = options.Source(
+        "", given, slide, label, positive, patient, step, graph, format, skip_bad
+    )
     paper.run(
         paper.Options(
-            out, quick, data, images, panda, runs, folds, components, search, seed, jobs, device
+            out,
+            quick,
+            data,
+            images,
+            panda,
+            runs,
+            folds,
+            components,
+            search,
+            seed,
+            jobs,
+            device,
+            source,
+            cache,
         )
     )
 
@@ -185,7 +215,7 @@ def _fit(
     config: options.ConfigFile = None,
     rate: options.Rate = 0.1,
     alpha: options.Alpha = 0.1,
-    interval_patches: options.IntervalPatches = 500,
+    interval_patches: options.IntervalPatches = 20_000,
     batch: options.Batch = 20_000,
 ) -> None:
     """Fit a model. Its settings are options too: --coupling 0.5 --n-inducing 100 --calibrated."""
@@ -232,7 +262,7 @@ def _cv(
     seed: Annotated[int, typer.Option(help="Of the folds.")] = 0,
     rate: options.Rate = 0.1,
     alpha: options.Alpha = 0.1,
-    interval_patches: options.IntervalPatches = 500,
+    interval_patches: options.IntervalPatches = 20_000,
 ) -> None:
     """Cross-validate. Settings of the model are options too: --coupling 0.5 --n-inducing 100."""
     if config is not None:
@@ -276,7 +306,7 @@ def _predict(
         str | None,
         typer.Option(help="In place of the fitted one; several, as in 0,0.5,1, one after another."),
     ] = None,
-    interval_patches: options.IntervalPatches = 500,
+    interval_patches: options.IntervalPatches = 20_000,
     batch: options.Batch = 20_000,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if any.")] = None,
     config: options.ConfigFile = None,
@@ -369,6 +399,18 @@ _PatchStep = Annotated[
     typer.Option("--step", help="Distance of neighbouring patches; default as the run noted it."),
 ]
 
+_OneCoupling = Annotated[
+    float | None,
+    typer.Option("--coupling", help="Where a run has several; default the smallest."),
+]
+_OneRepeat = Annotated[
+    int | None,
+    typer.Option(
+        "--repeat", help="Of gpmil cv, from 0; default where a slide is tested first.", min=0
+    ),
+]
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Make again what is there already.")]
+
 
 @app.command("heatmap")
 def _heatmap(
@@ -383,11 +425,16 @@ def _heatmap(
         typer.Option(help="panel (beside), opacity (less certain is fainter) or none."),
     ] = "panel",
     step: _PatchStep = None,
+    coupling: _OneCoupling = None,
+    repeat: _OneRepeat = None,
+    overwrite: _Overwrite = False,
 ) -> None:
     """Draw the slides of a run as heat maps, over the slide files where they are given."""
     from gpmil.cli import heatmap
+    from gpmil.cli.patch_tables import Wanted
 
-    heatmap.run(run, slides, slide, out, uncertainty, step)
+    wanted = Wanted(run, out, slides, slide, step, coupling, repeat, overwrite)
+    heatmap.run(wanted, uncertainty)
 
 
 @app.command("qupath")
@@ -400,11 +447,81 @@ def _qupath(
     ] = Path("qupath"),
     gzip: Annotated[bool, typer.Option("--gzip", help="Compress: <slide>.geojson.gz.")] = False,
     step: _PatchStep = None,
+    coupling: _OneCoupling = None,
+    repeat: _OneRepeat = None,
+    overwrite: _Overwrite = False,
 ) -> None:
     """Write the patches of a run as GeoJSON for QuPath (slide files: for their bounds)."""
     from gpmil.cli import qupath
+    from gpmil.cli.patch_tables import Wanted
 
-    qupath.run(run, slides, slide, out, gzip, step)
+    qupath.run(Wanted(run, out, slides, slide, step, coupling, repeat, overwrite), gzip)
+
+
+# --- Viewer ---------------------------------------------------------------------------------------
+@app.command("view")
+def _view(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Finished runs; several are compared.", show_default=False
+        ),
+    ],
+    slides: _SlideFiles = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this computer need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 0,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
+    ] = True,
+    token: Annotated[
+        str | None, typer.Option(help="What the address must end in; default: made up if needed.")
+    ] = None,
+) -> None:
+    """Look at runs in the browser: slides, maps, uncertainty, flags. Ctrl-C ends it."""
+    from gpmil.cli import view
+
+    view.run(runs, slides, host, port, browser, token)
+
+
+# --- Speed ----------------------------------------------------------------------------------------
+@app.command("bench")
+def _bench(
+    cases: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CASE]...", help="What to measure; default: all of --list."),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="tiny, sicapv2 or panda, for every case; default: each its own."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="For the package; the naive twin has one. Default: by case.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    repeats: Annotated[int, typer.Option(help="Runs after one to warm up; medians.")] = 3,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where the file of the case disk is kept; default: removed after it."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="File for all numbers.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="File for a table.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file for the case scaling.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="Only list the cases.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 1 where a bar is missed.")
+    ] = False,
+) -> None:
+    """Measure this machine: seconds, memory and ratios to a naive twin, against bars."""
+    from gpmil.cli import bench
+
+    if show:
+        return bench.list_cases()
+    wanted = bench.Wanted(tuple(cases or ()), size, threads, device, repeats, folder)
+    if not bench.run(wanted, bench.Files(json, markdown, plot)) and strict:
+        raise typer.Exit(1)
+    return None
 
 
 def main() -> None:

@@ -32,10 +32,12 @@ from threadpoolctl import threadpool_limits
 
 from gpmil import heatmaps, plots, runs, simulate
 from gpmil.bags import Bags
+from gpmil.cli import view as viewer
 from gpmil.cli.options import progress
 from gpmil.models import VGPMILPR, VGPMILPRI, InstancePredictions, paper_settings
 from gpmil.models.base import log_odds, package_versions
 from gpmil.report import RESEARCH, Picture, Section, Table, page, run_folder, write_json
+from gpmil.viewer import serve
 
 FEWEST = 8  # slides to train on
 BUDGET = 22  # fits' worth of tuning: the demo is to be over soon, and more changes little here
@@ -67,9 +69,14 @@ class Judged:
         return f"{self.name}, {self.settings}"
 
 
-def run(out: Path, seed: int, n_train: int) -> None:
-    """The whole demonstration; nothing is left in `out` unless it ran to the end."""
+def run(out: Path, seed: int, n_train: int, view: bool = False) -> None:
+    """The whole demonstration; nothing is left in `out` unless it ran to the end.
+
+    With `view` the held-out slides are then shown in the browser, until Ctrl-C.
+    """
     _check(seed, n_train)
+    if view:
+        serve.require_packages()
     n_test = max(2, n_train // 3)
     models = _models(seed)
     config = {"command": "demo", "seed": seed, "bags": n_train, "held_out": n_test}
@@ -98,6 +105,8 @@ def run(out: Path, seed: int, n_train: int) -> None:
         html = _page(seed, train, test, judged, facts, pictures, maps)
         (folder / "report.html").write_text(html, encoding="utf-8", newline="\n")
     _print(judged, facts, out)
+    if view:
+        viewer.run([out])
 
 
 def _check(seed: int, n_train: int) -> None:

@@ -19,6 +19,9 @@ LEAST_DISK = 2 * GIB
 OPTIONAL = (
     ("openslide", "thumbnails of slides", "pip install 'gpmil[slides]'"),
     ("pyarrow", "parquet tables", "pip install 'gpmil[parquet]'"),
+    ("fastapi", "the viewer", "pip install 'gpmil[viewer]'"),
+    ("uvicorn", "the viewer", "pip install 'gpmil[viewer]'"),
+    ("distributed", "a fit on several machines with Dask", "pip install 'gpmil[dask]'"),
 )
 
 

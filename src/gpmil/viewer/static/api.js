@@ -1,0 +1,61 @@
+// The server's routes. Answers that cost something are kept; errors are one readable line.
+
+const KEPT_MAPS = 12; // 100,000 patches are some 5 MB
+
+async function ask(path) {
+  let answer;
+  try {
+    answer = await fetch(path);
+  } catch {
+    throw new Error("The server does not answer. Is `gpmil view` still running?");
+  }
+  if (answer.ok) return answer;
+  const told = await answer.json().catch(() => ({}));
+  throw new Error(told.detail || `The server answered ${answer.status} to ${path}.`);
+}
+
+const json = async (path) => (await ask(path)).json();
+
+function query(words) {
+  const given = Object.entries(words).filter(([, value]) => value !== null && value !== undefined);
+  return given.length ? "?" + new URLSearchParams(given) : "";
+}
+
+// At most `most` answers, the least recently used one goes first; failures are not kept.
+function remember(most, make) {
+  const kept = new Map();
+  return (...key) => {
+    const name = JSON.stringify(key);
+    const found = kept.get(name) ?? make(...key);
+    kept.delete(name);
+    kept.set(name, found);
+    if (kept.size > most) kept.delete(kept.keys().next().value);
+    found.catch(() => kept.delete(name));
+    return found;
+  };
+}
+
+export const cohort = () => json("api/cohort");
+
+export const mapBytes = remember(KEPT_MAPS, async (run, slide, coupling) =>
+  (await ask(`api/map/${run}/${slide}` + query({ coupling }))).arrayBuffer(),
+);
+
+export const slideImage = remember(200, (slide) => json(`api/slide/${slide}`));
+
+export const curves = remember(20, (run, coupling) =>
+  json(`api/curves/${run}` + query({ coupling })),
+);
+
+export const similar = remember(100, (slide, run, index) =>
+  json(`api/similar/${slide}/${run}/${index}?count=12`),
+);
+
+export const thumbnailUrl = (run, slide, coupling) =>
+  `api/thumbnail/${run}/${slide}.png` + query({ coupling });
+
+export const patchUrl = (slide, run, index, coupling, size) =>
+  `api/patch/${slide}/${run}/${index}.jpg` + query({ coupling, size });
+
+export const geojsonUrl = (run, slide, coupling, layer) =>
+  `api/qupath/${run}/${slide}.geojson` + query({ coupling, layer });

@@ -1,0 +1,278 @@
+// From numbers to pixels: what each layer shows, the baked map, outlines of marks, the legend.
+
+import { MARKED, SIZE, css, packed, table } from "./colour.js";
+
+// p-values are looked at by their order of magnitude; below this all are as small as can be.
+const SMALLEST_P = 1e-3;
+const FEW = 3000; // patches off the lattice that are drawn one by one
+const TINY = 5; // pixels of a patch: outlines of smaller ones are thin
+const SMALL = 340; // pixels: lower stages have a short legend
+const FONT = "12px system-ui, sans-serif";
+
+export const LAYERS = {
+  probability: {
+    name: "Probability",
+    title: "Probability",
+    ticks: () => [[0, "0"], [0.5, "0.5"], [1, "1"]],
+    unit: (p) => p,
+  },
+  sd: {
+    name: "Deviation (sd)",
+    title: "Standard deviation",
+    ticks: (top) => [[0, "0"], [0.5, String(top / 2)], [1, String(top)]],
+    unit: (sd, top) => sd / top,
+  },
+  p_value: {
+    name: "p-value",
+    title: "p-value (log scale)",
+    ticks: () => [[0, "1"], [1 / 3, "0.1"], [2 / 3, "0.01"], [1, "0.001"]],
+    unit: (p) => Math.log10(Math.max(p, SMALLEST_P)) / Math.log10(SMALLEST_P),
+  },
+  flags: { name: "Marked patches", title: "Marked patches" },
+  none: { name: "No map", title: "No map" },
+};
+
+// Which layers a map has numbers for.
+export function available(map) {
+  const has = { probability: true, none: true, sd: Boolean(map.sd) };
+  has.p_value = Boolean(map.p_value);
+  has.flags = Boolean(map.p_value || map.flagged);
+  return has;
+}
+
+// 1, 2 or 5 times a power of ten, no smaller than the value: a scale that slides can share.
+export function niceTop(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((k) => k * power).find((top) => top >= value * (1 - 1e-9)) ?? 1;
+}
+
+// The packed colour of a patch, 0 where it is not shown.
+function painter(map, look, flagged) {
+  const colours = table(look.colours);
+  const { unit } = LAYERS[look.layer];
+  const values = map[look.layer];
+  if (look.layer === "flags") {
+    const marked = packed(...MARKED);
+    return (i) => (flagged?.[i] && map.probability[i] >= look.threshold ? marked : 0);
+  }
+  return (i) => {
+    const at = unit(values[i], look.sdTop);
+    if (!(at >= 0) || map.probability[i] < look.threshold) return 0;
+    return colours[Math.min(SIZE - 1, Math.floor(at * SIZE))];
+  };
+}
+
+// One pixel a cell, all colours opaque: drawn scaled and without smoothing.
+export function bake(map, paint) {
+  const { width, height, column, row, cover } = map.raster;
+  const picture = new ImageData(width, height);
+  const pixels = new Uint32Array(picture.data.buffer);
+  for (let i = 0; i < map.n; i++) {
+    const colour = paint(i);
+    if (!colour) continue;
+    for (let r = row[i]; r < Math.min(row[i] + cover[1], height); r++) {
+      for (let c = column[i]; c < Math.min(column[i] + cover[0], width); c++) {
+        pixels[r * width + c] = colour;
+      }
+    }
+  }
+  const canvas = new OffscreenCanvas(width, height);
+  canvas.getContext("2d").putImageData(picture, 0, 0);
+  return canvas;
+}
+
+const drawnRound = new WeakMap(); // outlines by their marks, which most sliders leave as they are
+
+export function prepare(map, look, flagged) {
+  const tissue = packed(...look.tissue);
+  map.tissue ??= {};
+  const ground = () => tissue;
+  map.tissue[tissue] ??= bake(map, ground);
+  const shown = { tissue: map.tissue[tissue], ground, picture: null, outlines: null };
+  if (look.layer !== "none" && map.n) {
+    shown.paint = painter(map, look, flagged);
+    shown.picture = bake(map, shown.paint);
+  }
+  if (look.outlines && flagged) {
+    if (!drawnRound.has(flagged)) drawnRound.set(flagged, outlines(map, flagged));
+    shown.outlines = drawnRound.get(flagged);
+  }
+  return shown;
+}
+
+// Patches off the lattice, where so few are in sight that each can be drawn where it is exactly.
+function fewIn(map, visible) {
+  if (map.grid) return null;
+  const near = [];
+  for (const i of map.within(...visible)) if (near.push(i) > FEW) return null;
+  return near;
+}
+
+// In the slide's units; `visible` is left, top, right, bottom of what can be seen.
+export function drawPicture(context, map, picture, paint, visible) {
+  const { width, height, left, top, pixel } = map.raster;
+  context.imageSmoothingEnabled = false;
+  const near = fewIn(map, visible);
+  if (!near) return context.drawImage(picture, left, top, width * pixel[0], height * pixel[1]);
+  drawBoxes(context, map, near, paint);
+}
+
+// On whole screen pixels, because half covered ones would draw a seam between neighbours.
+function drawBoxes(context, map, indices, paint) {
+  const { a: zoom, e: right, f: down } = context.getTransform();
+  context.save();
+  context.resetTransform();
+  for (const i of indices) {
+    const colour = paint(i);
+    if (!colour) continue;
+    const [left, top, wide, high] = map.box(i);
+    const [x0, x1] = [left, left + wide].map((x) => Math.round(x * zoom + right));
+    const [y0, y1] = [top, top + high].map((y) => Math.round(y * zoom + down));
+    context.fillStyle = css(colour);
+    context.fillRect(x0, y0, x1 - x0, y1 - y0);
+  }
+  context.restore();
+}
+
+export function drawOutlines(context, map, flagged, lines, visible, zoom) {
+  if (map.cell[0] * zoom < TINY) {
+    // two lines would hide what they mark
+    context.strokeStyle = "#ffffff";
+    context.lineWidth = 1 / zoom;
+    return context.stroke(lines);
+  }
+  const near = fewIn(map, visible);
+  if (!near) return strokeTwice(context, lines, zoom, 1.5);
+  const path = new Path2D();
+  for (const i of near) if (flagged[i]) path.rect(...map.box(i));
+  strokeTwice(context, path, zoom, 1.5);
+}
+
+// The lines round marked patches: only where a marked pixel meets another one, in pieces as long
+// as they get, because a long line costs as much as a short one.
+export function outlines(map, flagged) {
+  const { width, height, left, top, pixel, column, row, cover } = map.raster;
+  const wide = width + 2; // an empty border saves conditions
+  const marked = new Uint8Array(wide * (height + 2));
+  for (let i = 0; i < map.n; i++) {
+    if (!flagged[i]) continue;
+    for (let r = row[i]; r < Math.min(row[i] + cover[1], height); r++) {
+      const start = (r + 1) * wide + column[i] + 1;
+      marked.fill(1, start, start + Math.min(cover[0], width - column[i]));
+    }
+  }
+  const path = new Path2D();
+  const line = (c0, r0, c1, r1) => {
+    path.moveTo(left + c0 * pixel[0], top + r0 * pixel[1]);
+    path.lineTo(left + c1 * pixel[0], top + r1 * pixel[1]);
+  };
+  for (let r = 0; r <= height; r++) {
+    const edge = (c) => marked[r * wide + c + 1] !== marked[(r + 1) * wide + c + 1];
+    pieces(width, edge, (from, to) => line(from, r, to, r));
+  }
+  for (let c = 0; c <= width; c++) {
+    const edge = (r) => marked[(r + 1) * wide + c] !== marked[(r + 1) * wide + c + 1];
+    pieces(height, edge, (from, to) => line(c, from, c, to));
+  }
+  return path;
+}
+
+// Runs of places at which there is an edge.
+function pieces(count, edge, found) {
+  for (let k = 0; k < count; k++) {
+    if (!edge(k)) continue;
+    const start = k;
+    while (k + 1 < count && edge(k + 1)) k++;
+    found(start, k + 1);
+  }
+}
+
+// White between dark edges is seen on every colour and on tissue.
+export function strokeTwice(context, path, zoom, width = 2) {
+  context.lineJoin = "round";
+  context.lineCap = "square";
+  for (const [colour, wide] of [["#14171c", width + 2], ["#ffffff", width]]) {
+    context.strokeStyle = colour;
+    context.lineWidth = wide / zoom;
+    context.stroke(path);
+  }
+}
+
+// Pixels at the foot of a stage that a fitted slide leaves free.
+export const legendRoom = (height) => (height < SMALL ? 34 : 76);
+
+// Drawn on the map itself, so that an exported picture has it too. Small maps have one line.
+export function drawLegend(context, look, words, colours, width, height) {
+  const scale = LAYERS[look.layer].ticks;
+  context.font = FONT;
+  if (scale && height >= SMALL) return drawScale(context, look, words, colours, width, height);
+  const [pad, tall, ramp] = [8, 24, scale ? Math.min(90, width / 4) : 14];
+  const labels = scale ? [scale(look.sdTop)[0][1], scale(look.sdTop).at(-1)[1]] : ["", ""];
+  const [low, high, full] = [...labels, words].map((word) => context.measureText(word).width);
+  const [x, y] = [6, height - tall - 5];
+  const rest = pad + low + 4 + ramp + 4 + high + 10 + pad;
+  const text = Math.min(full, width - 2 * x - rest);
+  frame(context, colours, x, y, rest + text, tall);
+  const [left, middle] = [x + pad + low + 4, y + tall / 2];
+  context.fillText(labels[0], x + pad, middle);
+  context.fillText(labels[1], left + ramp + 4, middle);
+  context.fillText(words, left + ramp + high + 14, middle, text);
+  if (scale) return drawRamp(context, look, left, middle - 5, ramp);
+  context.fillStyle = css(packed(...MARKED));
+  context.fillRect(left, middle - 7, 14, 14);
+}
+
+function drawScale(context, look, words, colours, width, height) {
+  const [pad, tall, x] = [10, 58, Math.min(12, width / 40)];
+  const most = width - 2 * (x + pad);
+  const [wide, y] = [Math.min(196, most), height - tall - 10];
+  const text = Math.min(context.measureText(words).width, most);
+  frame(context, colours, x, y, Math.max(wide, text) + 2 * pad, tall);
+  context.fillText(words, x + pad, y + 14, text);
+  for (const [at, label] of LAYERS[look.layer].ticks(look.sdTop)) {
+    context.textAlign = at === 0 ? "left" : at === 1 ? "right" : "center";
+    context.fillText(label, x + pad + at * wide, y + 46);
+  }
+  drawRamp(context, look, x + pad, y + 25, wide);
+}
+
+// A background for words, which leaves the context ready to write them.
+function frame(context, colours, x, y, width, height) {
+  context.globalAlpha = 0.9;
+  context.fillStyle = colours.paper;
+  context.beginPath();
+  context.roundRect(x, y, width, height, 6);
+  context.fill();
+  context.globalAlpha = 1;
+  context.fillStyle = colours.ink;
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+}
+
+function drawRamp(context, look, x, y, wide) {
+  const ramp = table(look.colours);
+  for (let k = 0; k < wide; k++) {
+    context.fillStyle = css(ramp[Math.floor((k / wide) * SIZE)]);
+    context.fillRect(x + k, y, 1.5, 10);
+  }
+}
+
+// A round length of about 120 pixels; `microns` is the length of one screen pixel.
+export function drawScaleBar(context, microns, colours, width, height) {
+  const raw = 120 * microns;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const length = [5, 2, 1].map((k) => k * power).find((l) => l <= raw) ?? raw;
+  const label = length >= 1000 ? `${length / 1000} mm` : `${length} \u00b5m`;
+  const [right, bottom, pixels] = [width - 16, height - 16, length / microns];
+  context.font = FONT;
+  context.textAlign = "right";
+  context.textBaseline = "bottom";
+  const box = Math.max(pixels, context.measureText(label).width) + 16;
+  context.globalAlpha = 0.85;
+  context.fillStyle = colours.paper;
+  context.fillRect(right - box + 8, bottom - 22, box, 30);
+  context.globalAlpha = 1;
+  context.fillStyle = colours.ink;
+  context.fillText(label, right, bottom - 4);
+  context.fillRect(right - pixels, bottom, pixels, 3);
+}

@@ -1,0 +1,159 @@
+// The panel beside the maps: the slide in words, the patch under the hand, the pinned patch.
+
+import * as api from "./api.js";
+import { byId, make } from "./dom.js";
+import { isWrong, predictions } from "./list.js";
+import { get, set } from "./state.js";
+
+const FIELDS = [
+  ["x", "x"],
+  ["y", "y"],
+  ["probability", "probability"],
+  ["sd", "sd"],
+  ["p_value", "p-value"],
+  ["flagged", "flagged"],
+  ["label", "label"],
+];
+const TILE = 256;
+
+// A number as the tables have it: JavaScript writes the shortest text that reads as the number.
+function shown(part, index, field) {
+  const { map, flagged } = part.pane;
+  if (field === "flagged") return flagged ? String(flagged[index]) : null;
+  const values = map[field];
+  if (!values || Number.isNaN(values[index])) return null;
+  return field === "label" && values[index] < 0 ? null : String(values[index]);
+}
+
+function fillNumbers(table, part, index) {
+  const rows = [["patch", String(index)]];
+  for (const [field, title] of FIELDS) {
+    const text = shown(part, index, field);
+    if (text !== null) rows.push([title, text, field]);
+  }
+  table.replaceChildren(
+    ...rows.map(([title, text, field]) =>
+      make(
+        "tr",
+        {},
+        make("th", { scope: "row" }, title),
+        make("td", { "data-field": field }, text),
+      ),
+    ),
+  );
+}
+
+export class PatchPanel {
+  constructor(cohort, goTo) {
+    this.cohort = cohort;
+    this.goTo = goTo; // (slide, index, x, y)
+    byId("unpin").addEventListener("click", () => set({ pinned: null }));
+  }
+
+  showSlide() {
+    const { slide, panes } = get();
+    const i = this.cohort.columns.name.indexOf(slide);
+    byId("summary").hidden = i < 0;
+    byId("hand").hidden = i < 0;
+    if (i < 0) return;
+    const { patient, label, patches } = this.cohort.columns;
+    const { probability, low, high, decision } = predictions(this.cohort, panes[0]);
+    const [p, truth] = [probability[i], label[i]];
+    const facts = [];
+    if (patient[i]) facts.push(["patient", patient[i]]);
+    facts.push(["probability", p === null ? "not predicted" : String(p)]);
+    const level = Math.round(100 * (this.cohort.runs[panes[0].run].level ?? 0.9));
+    if ((low[i] ?? null) !== null) facts.push([`${level} % interval`, `${low[i]} to ${high[i]}`]);
+    if (decision[i]) facts.push(["decision", decision[i]]);
+    if (truth !== null) {
+      const word = truth === 1 ? "positive" : "negative";
+      facts.push(["label", isWrong(p, truth) ? `${word} (prediction is wrong)` : word]);
+    }
+    if (patches[i] !== null) facts.push(["patches", String(patches[i])]);
+    byId("slide-name").textContent = slide;
+    byId("facts").replaceChildren(
+      ...facts.map(([title, text]) =>
+        make("tr", {}, make("th", { scope: "row" }, title), make("td", {}, text)),
+      ),
+    );
+  }
+
+  hover(part, index) {
+    byId("hand-note").hidden = index >= 0;
+    const table = byId("hand-numbers");
+    if (index < 0) table.replaceChildren();
+    else fillNumbers(table, part, index);
+  }
+
+  showPinned(part) {
+    const { pinned, slide } = get();
+    const map = part?.pane.map;
+    const there = Boolean(map) && pinned !== null && pinned < map.n;
+    byId("pinned").hidden = !there;
+    if (!there) {
+      this.shownPatch = null;
+      return;
+    }
+    fillNumbers(byId("pinned-numbers"), part, pinned);
+    this.#showNeighbours(part, pinned);
+    const { run, coupling } = part.setting;
+    const key = [slide, run, coupling, pinned].join("\n");
+    if (key === this.shownPatch) return; // sliders do not ask for pictures again
+    this.shownPatch = key;
+    this.#showTile(this.cohort.columns.name.indexOf(slide), run, coupling, pinned);
+    this.#showSimilar(this.cohort.columns.name.indexOf(slide), part.setting, pinned, key);
+  }
+
+  #showNeighbours(part, index) {
+    const { map } = part.pane;
+    const entries = map.neighbours(index).map((j) => {
+      const text = `${j}: probability ${map.probability[j]}`;
+      const pin = { type: "button", class: "quiet", onclick: () => set({ pinned: j }) };
+      return make("li", {}, make("button", pin, text));
+    });
+    byId("neighbours").replaceChildren(...entries);
+    byId("neighbours-title").textContent = entries.length
+      ? `${entries.length} neighbour${entries.length > 1 ? "s" : ""}`
+      : "no neighbours";
+  }
+
+  #showTile(slide, run, coupling, index) {
+    const tile = byId("tile");
+    tile.hidden = !this.cohort.columns.image[slide];
+    if (!tile.hidden) tile.src = api.patchUrl(slide, run, index, coupling, TILE);
+  }
+
+  async #showSimilar(slide, setting, index, key) {
+    const [box, note] = [byId("similar"), byId("similar-note")];
+    byId("similar-section").hidden = !this.cohort.similar;
+    box.replaceChildren();
+    if (!this.cohort.similar) return;
+    note.textContent = "looking for similar patches \u2026";
+    try {
+      const { patches } = await api.similar(slide, setting.run, index);
+      if (key !== this.shownPatch) return;
+      note.textContent = patches.length ? "" : "none found";
+      box.replaceChildren(...patches.map((found) => this.#similarEntry(found, setting)));
+    } catch (error) {
+      if (key === this.shownPatch) note.textContent = error.message;
+    }
+  }
+
+  #similarEntry(found, { run, coupling }) {
+    const { name, image } = this.cohort.columns;
+    const words = `${name[found.slide]}, patch ${found.index}`;
+    const button = make("button", {
+      type: "button",
+      class: "similar",
+      title: `${words}, distance ${found.distance}`,
+      onclick: () => this.goTo(found.slide, found.index, found.x, found.y),
+    });
+    if (image[found.slide]) {
+      const src = api.patchUrl(found.slide, run, found.index, coupling, 96);
+      button.append(make("img", { src, alt: "", width: 56, height: 56 }));
+    }
+    button.append(make("span", { class: "name" }, words));
+    button.append(make("span", { class: "number" }, Number(found.distance).toPrecision(3)));
+    return make("li", {}, button);
+  }
+}
