@@ -19,7 +19,7 @@ from scipy.stats import multivariate_normal
 
 from gpmil import orthant
 from gpmil.ep import ep
-from gpmil.orthant import genz, log_orthant, log_union, ndtri_exp, tilted
+from gpmil.orthant import expand, genz, log_orthant, log_union, ndtri_exp, slope, tilted
 
 PAPER = {"variance": 1.0, "length": 1.0, "mean": 0.0}
 WIDE = {"variance": 50.0, "length": 4.0, "mean": -4.0}
@@ -445,3 +445,46 @@ def test_gpu_agrees_with_cpu():
         assert float(there.log_1mp.cpu()) == pytest.approx(float(here.log_1mp), rel=1e-4)
         sample = tilted(*(x.cuda() for x in tensors(mu + shift, cov)))
         assert sample[0] == pytest.approx(tilted(*tensors(mu + shift, cov))[0], rel=1e-6)
+
+
+# --- How log P changes with the mean --------------------------------------------------------------
+
+
+def test_expansion_of_independent_patches_is_exact():
+    mu = torch.tensor([[0.4, -1.3, -60.0]]).double()
+    variance = torch.tensor([1.7, 0.6, 2.0]).double()
+    G = torch.tensor([[0.3, -0.2], [1.1, 0.5], [0.1, 0.9]]).double()[None]
+    found = expand(mu, torch.diag(variance)[None], torch.ones(1, 3, dtype=torch.bool), G)
+
+    sd = variance.sqrt()
+    t = mu[0] / sd
+    # d log Phi(-t) / dt = -h, d2 = -h (h - t), h = phi / Phi(-t)
+    h = torch.exp(-t * t / 2 - np.log(2 * np.pi) / 2 - torch.special.log_ndtr(-t))
+    assert float(found.value.log_p) == pytest.approx(float(torch.special.log_ndtr(-t).sum()))
+    np.testing.assert_allclose(found.slope[0], G[0].mT @ (-h / sd), rtol=1e-9)
+    bent = G[0].mT @ torch.diag(h * (h - t) / variance) @ G[0]
+    np.testing.assert_allclose(found.bend[0], bent, rtol=1e-9)
+
+
+@pytest.mark.parametrize("coupling", [0.5, 10.0])
+def test_expansion_against_differences(coupling):
+    mu, cov = (torch.from_numpy(a)[None] for a in slide(5, 6, coupling))
+    mask = torch.ones(1, 33, dtype=torch.bool)
+    mask[:, 30:] = False
+    mu = torch.nn.functional.pad(mu + 0.7, (0, 3), value=np.nan)
+    cov = torch.nn.functional.pad(cov, (0, 3, 0, 3), value=np.nan)
+    G = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 33, 2)))
+    G[:, 30:] = 0.0
+    found = expand(mu, cov, mask, G)
+    assert torch.equal(found.value.log_p, log_orthant(mu, cov, mask).log_p)
+    np.testing.assert_allclose(slope(mu, cov, mask, G), found.slope, rtol=1e-12)
+    h, values = 0.02, {}
+    for x in ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)):
+        moved = (mu + h * (G @ torch.tensor(x).double()))[0, :30]
+        values[x] = float(ep(moved[None], cov[:, :30, :30], tol=1e-9).log_p)
+    for k, (up, down) in enumerate((((1, 0), (-1, 0)), ((0, 1), (0, -1)))):
+        first = (values[up] - values[down]) / (2 * h)
+        # EP's own second derivative also sees the sites move
+        second = -(values[up] + values[down] - 2 * values[0, 0]) / h**2
+        assert float(found.slope[0, k]) == pytest.approx(first, rel=0.01)
+        assert float(found.bend[0, k, k]) == pytest.approx(second, rel=0.15)

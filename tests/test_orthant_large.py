@@ -5,8 +5,9 @@ import torch
 from oracles_orthant import slide, slide_parts
 
 from gpmil.coupling import Banded
-from gpmil.orthant import log_orthant
+from gpmil.orthant import expand, log_orthant
 from gpmil.orthant_large import (
+    LargeSlide,
     _Band,
     local_solve,
     log_orthant_large,
@@ -60,6 +61,26 @@ def test_order_of_the_instances_does_not_matter():
     straight, _ = both((9, 14), 2.0, rank=10)
     shuffled, _ = both((9, 14), 2.0, rank=10, shuffle=np.random.default_rng(5))
     assert float(straight.log_p) == pytest.approx(float(shuffled.log_p), abs=1e-3)
+
+
+@pytest.mark.parametrize("coupling", [0.5, 10.0])
+def test_expansion_equals_the_dense_one(coupling):
+    mu, precision, factor, residual = slide_parts(9, 14, coupling, **WIDE)
+    sigma, rows = np.linalg.inv(precision), torch.from_numpy(residual)
+    cov = torch.from_numpy(sigma + sigma @ residual @ sigma)
+    mu, PG = torch.from_numpy(mu), torch.from_numpy(factor)
+    G = torch.from_numpy(sigma) @ PG
+    bag = LargeSlide(
+        sp.csr_array(precision), PG[:, :0], lambda i: rows[i], rows.diagonal(), rank=126
+    )
+    large = bag.expand(mu, cov.diagonal(), PG)
+    mask = torch.ones(1, len(mu), dtype=torch.bool)
+    dense = expand(mu[None], cov[None], mask, G[None])
+    assert float(large.value.log_p) == pytest.approx(float(dense.value.log_p), abs=1e-3)
+    for a, b in zip(large[1:], dense[1:]):
+        assert (a - b).abs().max() < 5e-3 * b.abs().max()
+    rough = bag.slope(mu, cov.diagonal(), G)
+    assert (rough - dense.slope[0]).abs().max() < 5e-3 * dense.slope.abs().max()
 
 
 def test_no_coupling_at_all():
