@@ -226,9 +226,11 @@ def test_json_has_the_numbers_and_the_machine(everything):
         r = by_case[name]
         assert r["ratio"] == pytest.approx(r["naive_seconds"] / r["seconds"])
         assert r["read_share"] == pytest.approx(r["read_seconds"] / r["seconds"])
-        assert r["peak_bytes"] >= 0 and r["threads"] == 1 and r["extrapolated"] is None
-    for name in ("sweeps", "predict"):
-        assert by_case[name]["difference"] < 1e-8
+        assert r["threads"] == 1 and r["extrapolated"] is None
+        assert r["dtype"] == "float32" or r["peak_bytes"] >= 0
+    for r in found["results"]:
+        if r["case"] in ("sweeps", "predict"):
+            assert r["difference"] < (1e-8 if r["dtype"] == "float64" else 1e-4)
     for name in ("fit", "panda-fit", "disk"):
         assert set(engine.PARTS) < set(by_case[name]["parts"])
     sweeps = [r for r in found["results"] if r["case"] == "sweep"]
@@ -288,24 +290,25 @@ def test_the_file_of_disk_is_kept_where_asked(quick, tmp_path):
 
 # --- Bars -----------------------------------------------------------------------------------------
 def test_bars_are_judged(quick, monkeypatch):
-    bars = (results.seconds(1e6), results.ratio(1e6))
+    bars = (results.seconds(1e6, 1e5), results.ratio(1e6, 1e7))
     monkeypatch.setitem(results.BARS, ("predict", "tiny"), bars)
     arguments = ("predict", "--size", "tiny", "--threads", "1", "--repeats", "1")
     relaxed, strict = invoke(*arguments), invoke(*arguments, "--strict")
     assert (relaxed.exit_code, strict.exit_code) == (0, 1)
-    assert "at most 1e+06 s: met" in relaxed.output
-    assert "at least 1e+06 times the naive twin: missed" in strict.output
+    said = " ".join(relaxed.output.split())  # lines are wrapped
+    assert "at most 1e+06 s, aim 100000 s, reached: met" in said
+    assert "at least 1e+06 times the naive twin, aim 1e+07: missed" in said
 
 
 def test_strict_is_content_where_all_bars_are_met(quick, monkeypatch):
-    monkeypatch.setitem(results.BARS, ("predict", "tiny"), (results.seconds(1e6),))
+    monkeypatch.setitem(results.BARS, ("predict", "tiny"), (results.seconds(1e6, 1e5),))
     arguments = ("predict", "--size", "tiny", "--threads", "1", "--repeats", "1", "--strict")
     assert invoke(*arguments).exit_code == 0
 
 
 def test_the_bar_on_memory_follows_the_size():
     found = results.Result("panda-fit", "", "panda", patches=1_000_000, inducing=200)
-    found.peak_bytes = int(1.25 * 8e8 + 0.1e9)
+    found.peak_bytes = int(2.5 * 8e8)
     assert results.MEMORY.judge(found)["verdict"] == "met"
     found.peak_bytes += 1
     assert results.MEMORY.judge(found)["verdict"] == "missed"
@@ -322,7 +325,7 @@ def test_a_twin_that_waited_for_a_core_does_not_meet_a_bar():
     found = results.Result("fit", "", "tiny", seconds=1.0, processor_seconds=1.0)
     found.against(measure.Spent(30.0, 10.0))
     assert (found.ratio, found.sure_ratio) == (30.0, 10.0)
-    assert results.ratio(20).judge(found)["verdict"] == "missed"
+    assert results.ratio(20, 40).judge(found)["verdict"] == "missed"
     found.threads = 2
     assert found.sure_ratio == 30.0
 

@@ -300,6 +300,6 @@ def test_infinite_trials_are_shortened():
     problem = inference.Problem([], eye, eye, 0.0, 0, 0.0)
     values = iter([(float("nan"), torch.tensor([float("nan")])), (2.0, torch.tensor([1.0]))])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inference, "collapsed_bound", lambda *_: next(values))
+        patch.setattr(inference, "rise", lambda *_: next(values))
         w, value, _ = inference._climb(problem, torch.zeros(1), 1.0, torch.ones(1), torch.ones(1))
     assert value == 2.0 and w.item() == 0.5

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import expectation, expectation_mp
 
-from gpmil.truncated import excess, hazard, log_not, moments, variance_ratio
+from gpmil.truncated import (
+    excess,
+    expectations,
+    hazard,
+    log_not,
+    moments,
+    upper_tail,
+    variance_ratio,
+)
 
 
 def one_bag(mu, sigma, label, dtype=torch.float64):
@@ -156,3 +164,40 @@ def test_the_special_functions_in_both_tails():
     q = torch.tensor([-1e-20, -0.1, -0.7, -3.0, -800.0], dtype=torch.float64)
     expected = [float(mp.log(-mp.expm1(mp.mpf(float(x))))) for x in q]
     assert np.allclose(log_not(q), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize(("scale", "shift"), TAILS)
+@pytest.mark.parametrize("label", [0, 1])
+def test_expectations_alone_equal_sixty_digits(scale, shift, label):
+    rng = np.random.default_rng([label, int(scale), abs(int(shift)), 7])
+    sigma = rng.uniform(0.5, 2, 3)
+    mu = (rng.normal(size=3) * scale + shift) * sigma
+    E, log_z = expectations(
+        torch.tensor(mu), torch.tensor(sigma), torch.tensor([bool(label)]), torch.tensor([0, 3]),
+        torch.zeros(3, dtype=torch.int64),
+    )  # fmt: skip
+    assert max(errors(E, expectation_mp(mu, sigma, label)[0])) < 1e-9
+    assert torch.isclose(log_z[0], one_bag(mu, sigma, label).log_z[0], rtol=1e-11)
+
+
+@given(st.integers(0, 10_000), st.floats(0.1, 30), st.floats(-9, 9))
+@settings(max_examples=60, deadline=None)
+def test_expectations_alone_equal_the_moments(seed, scale, shift):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 9, 6)
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
+    row = torch.from_numpy(np.repeat(np.arange(6), sizes))
+    sigma = torch.from_numpy(rng.uniform(0.3, 1, sizes.sum()))
+    mu = torch.from_numpy(rng.normal(size=sizes.sum()) * scale + shift) * sigma
+    positive = torch.from_numpy(rng.random(6) < 0.6)
+    E, log_z = expectations(mu, sigma, positive, offsets, row)
+    full = moments(mu, sigma, positive, offsets)
+    assert torch.allclose(E, full.mean, rtol=1e-10, atol=1e-13)
+    assert torch.allclose(log_z, full.log_z, rtol=1e-10, atol=1e-13)
+
+
+def test_the_wide_functions_equal_the_narrow_ones():
+    t = torch.linspace(-45, 60, 4001, dtype=torch.float64)
+    log_upper, h = upper_tail(t)
+    assert torch.allclose(log_upper, torch.special.log_ndtr(-t), rtol=1e-13, atol=1e-300)
+    assert torch.allclose(h, hazard(t), rtol=1e-12, atol=1e-300)

@@ -719,7 +719,7 @@ def test_paper_settings(plain):
         "expected_max": "largest",
     }
     model = VGPMIL(**(found | {"n_inducing": 10}), random_state=0).fit(plain)
-    assert model.n_iter_ == 200 and model.lengthscale_ == 2.0
+    assert 1 < model.n_iter_ <= 200 and model.lengthscale_ == 2.0
 
 
 @pytest.mark.parametrize("chosen", [[], [3], [5, 5]])

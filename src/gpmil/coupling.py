@@ -330,8 +330,9 @@ class Precision(NamedTuple):
 
     def apply(self, x: Tensor) -> Tensor:
         """P x, for a vector (n,) or a block of vectors (n, k)."""
-        own = self.diagonal * x if x.ndim == 1 else self.diagonal[:, None] * x
-        return own - self.neighbours @ x
+        if x.ndim == 1:
+            return torch.addmv(self.diagonal * x, self.neighbours, x, alpha=-1)
+        return self.diagonal[:, None] * x - self.neighbours @ x
 
 
 def block(adjacency: sp.csr_array, rows: slice) -> sp.csr_array:

@@ -85,7 +85,13 @@ def kmeans(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[np.ndarray, "m d
     few = x[torch.from_numpy(seed_points(len(x), k, seed)).to(x.device)]
     centres = seeds(few, k, seed)
     centres = lloyd(lambda at: tally_all(x, at), centres, float(x.square().sum()))
-    return np.unique(centres.cpu().numpy(), axis=0)  # repeated points: fewer centres
+    return distinct(centres.cpu().numpy())  # repeated points: fewer centres
+
+
+def distinct(centres: Float[np.ndarray, "k d"]) -> Float[np.ndarray, "m d"]:
+    """Without repetitions, in the order they came: sorting would hang on last digits."""
+    _, first = np.unique(centres, axis=0, return_index=True)
+    return centres[np.sort(first)]
 
 
 def seeds(few: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:

@@ -34,6 +34,7 @@ from gpmil.sparse_gp import SparseGP
 logger = logging.getLogger("gpmil")
 SIDE_BY_SIDE = 8  # chunks from which threads pay
 WARM_SWEEPS = 4  # plain sweeps before Newton: most of the distance at a tenth of the cost
+SERVES = 0.1  # a Hessian is kept while a step with it leaves at most so much of the residual
 SHORTEST = 2.0**-6  # a line search that needs a shorter step than this gives up
 
 
@@ -247,17 +248,23 @@ def _plain(problem: Problem, w: Tensor) -> Tensor:
 def direct(
     problem: Problem, max_iter: int, tol: float, start: Float[Tensor, " M"] | None = None
 ) -> Solution:
-    """Maximise L(w) = sum_b log Z_b(c + H_b w) - w'w / 2 by Newton with a line search."""
+    """Maximise L(w) = sum_b log Z_b(c + H_b w) - w'w / 2 by Newton with a line search.
+
+    A Hessian costs several gradients, so it is kept for as long as it serves: while every step
+    brings the residual down tenfold.
+    """
     w = torch.zeros_like(problem.R[0]) if start is None else start
     value, gradient, curvature = collapsed_bound(problem, w)
-    residual, trace = float("inf"), [value]
+    residual, trace, fresh = float("inf"), [value], True
     for step in range(1, max_iter + 1):
         last = residual < tol  # one more step below tol, as in `newton`
-        delta = _ascent(curvature, gradient)
-        found = _climb(problem, w, value, gradient, delta)
+        found = _climb(problem, w, value, gradient, _ascent(curvature, gradient))
+        if found is None and not fresh:  # an old Hessian led nowhere
+            value, gradient, curvature = collapsed_bound(problem, w)
+            found = _climb(problem, w, value, gradient, _ascent(curvature, gradient))
         if found is None:
             return _finish(w, step, residual, tol, trace)
-        w, value, gradient, curvature = found
+        before, (w, value, gradient) = residual, found
         residual = relative(gradient, w)
         trace.append(value)
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
@@ -265,6 +272,9 @@ def direct(
             return Solution(w, step, True, residual, trace)
         if _stalled(trace):
             return _finish(w, step, residual, tol, trace)
+        fresh = residual > SERVES * before or before == float("inf")
+        if fresh and not residual < tol:
+            curvature = collapsed_bound(problem, w)[2]
     return _finish(w, max_iter, residual, tol, trace)
 
 
@@ -283,6 +293,12 @@ def collapsed_bound(
     return log_z - float(w @ w) / 2, gradient - w, eye + curvature
 
 
+def rise(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float, Float[Tensor, " M"]]:
+    """L(w) and its gradient."""
+    log_z, gradient = summed(problem, "rise", w, problem.c)
+    return log_z - float(w @ w) / 2, gradient - w
+
+
 def _ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
     """Newton's direction; where -L is not convex, with the curvatures' absolute values."""
     factor, failed = torch.linalg.cholesky_ex(curvature)
@@ -298,8 +314,8 @@ def _climb(problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: T
     rounding = 1e-13 * abs(value)
     while length >= 1e-8:
         trial = w + length * delta
-        found = collapsed_bound(problem, trial)
-        finite = all(bool(torch.isfinite(x).all()) for x in found[1:])
+        found = rise(problem, trial)
+        finite = bool(torch.isfinite(found[1]).all())
         if finite and found[0] >= value + 1e-4 * length * promised - rounding:
             return trial, *found
         length /= 2

@@ -30,12 +30,13 @@ from gpmil import coupling
 from gpmil.coupled import CoupledMoments
 from gpmil.lanes import in_lanes
 from gpmil.sparse_gp import SparseGP
-from gpmil.truncated import expectations, moments
+from gpmil.truncated import expectations, gradient, moments
 
 logger = logging.getLogger("gpmil")
-CHUNK_ROWS = 8192  # rows of H at a time: its vectors are long enough, and H is still in a cache
+CHUNK_ROWS = 16384  # rows of H at a time: its vectors are long enough, and H is still in a cache
 GPU_CHUNK_ROWS = 2**21  # and on a GPU, which wants more to do at a time
 BLOCK_ROWS = 512  # rows of H turned into float64 at a time
+SUM_ROWS = 128  # of products added up in float32: more would lose digits
 TRACE_PAIRS = 20_000_000  # pairs of instances whose kernel is evaluated for the bound's constant
 STORES = ("auto", "memory", "disk", "recompute")
 ROOM = 0.7  # of the free memory that H may take
@@ -50,6 +51,9 @@ class Piece(Protocol):
 
     def fixed_point(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
         """sum_b log Z_b, W'(E - c) and W'D H."""
+
+    def rise(self, w: Tensor, c: float) -> tuple[float, Tensor]:
+        """sum_b log Z_b and its gradient."""
 
     def bound(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
         """sum_b log Z_b, its gradient and minus its Hessian."""
@@ -88,11 +92,11 @@ class Chunk:
 
     def per_bag(self, x: Float[Tensor, " n"], H: Float[Tensor, "n M"]) -> Float[Tensor, "b M"]:
         """H_b'x_b of every bag: the product of a sparse matrix, a row a bag, with H."""
-        columns = torch.arange(len(x), device=x.device)
+        columns, x = torch.arange(len(x), device=x.device), stored_like(x, H)
         with warnings.catch_warnings():  # "beta", "invariants unchecked": built right
             warnings.filterwarnings("ignore", message="Sparse")
             by_bag = torch.sparse_csr_tensor(
-                self.offsets, columns, x.to(H.dtype), size=(len(self.positive), len(x)),
+                self.offsets, columns, x, size=(len(self.positive), len(x)),
                 check_invariants=False,
             )  # fmt: skip
         return (by_bag @ H).double()
@@ -110,9 +114,18 @@ class Chunk:
         blocks = zip(self.H.split(BLOCK_ROWS), x.split(BLOCK_ROWS))
         return total(H.double().mT @ part for H, part in blocks)
 
+    def against_in_blocks(self, x: Float[Tensor, " n"]) -> Float[Tensor, " M"]:
+        """H'x, multiplied in H's own dtype and added up in float64 every few rows."""
+        if self.H.dtype == torch.float64:
+            return self.H.mT @ x
+        even = len(x) - len(x) % SUM_ROWS
+        by_block = x[:even].to(self.H.dtype).view(-1, 1, SUM_ROWS)
+        out = (by_block @ self.H[:even].unflatten(0, (-1, SUM_ROWS))).double().sum((0, 1))
+        return out + self.H[even:].double().mT @ x[even:]
+
     def gram(self, x: Float[Tensor, " n"]) -> Float[Tensor, "M M"]:
         """H' diag(x) H, multiplied in the storage dtype."""
-        return (self.H.mT @ (x.to(self.H.dtype)[:, None] * self.H)).double()
+        return (self.H.mT @ (stored_like(x, self.H)[:, None] * self.H)).double()
 
     def weigh(self, expectation: Float[Tensor, " N"], c: float) -> tuple[Float[Tensor, " M"]]:
         """W'(E - c) for a given E[m] of the whole cohort."""
@@ -125,17 +138,16 @@ class Chunk:
 
     def pull(self, w: Float[Tensor, " M"], c: float) -> tuple[float | Tensor, Float[Tensor, " M"]]:
         """sum_b log Z_b and W'(E - c) at mu = c + H w, on a CPU multiplied in H's own dtype."""
-        mu = c + (self.times(w) if self.H.is_cuda else (self.H @ w.to(self.H.dtype)).double())
+        mu = self.times(w) if self.H.is_cuda else (self.H @ w.to(self.H.dtype)).double()
+        mu += c
         log_z: float | Tensor
         if self.coupled is not None:
             E, log_z = self.coupled.expectations(mu)
         else:
             E, each = expectations(mu, self.sigma, self.positive, self.offsets, self.row)
             log_z = each.sum()
-        x = self.unsmooth(E - c)
-        if self.H.is_cuda:  # its chunks are too large for sums in float32
-            return log_z, self.against(x)
-        return log_z, (self.H.mT @ x.to(self.H.dtype)).double()
+        x = self.unsmooth(E.sub_(c))
+        return log_z, self.against(x) if self.H.is_cuda else self.against_in_blocks(x)
 
     def fixed_point(
         self, w: Float[Tensor, " M"], c: float
@@ -160,6 +172,16 @@ class Chunk:
             return self.unsmooth(self.coupled.expectations(mu)[0] - mu)  # P (E - mu)
         return moments(mu, self.sigma, self.positive, self.offsets, self.row).gamma
 
+    def rise(self, w: Float[Tensor, " M"], c: float) -> tuple[float, Float[Tensor, " M"]]:
+        """sum_b log Z_b and its gradient in w."""
+        mu = self.times(w).add_(c)
+        if self.coupled is not None:
+            # the gradient of log Z_b in mu is P (E - mu)
+            E, log_z = self.coupled.expectations(mu)
+            return log_z, self.against(self.unsmooth(E - mu))
+        gamma, each = gradient(mu, self.sigma, self.positive, self.offsets, self.row)
+        return float(each.sum()), self.against(gamma)
+
     def bound(
         self, w: Float[Tensor, " M"], c: float
     ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
@@ -175,6 +197,16 @@ class Chunk:
         pulled = self.per_bag(m.pull, self.H)
         curvature = pulled.mT @ pulled - self.gram(m.curvature)
         return float(m.log_z.sum()), self.against(m.gamma), curvature
+
+
+def stored_like(x: Float[Tensor, " n"], H: Float[Tensor, "n M"]) -> Float[Tensor, " n"]:
+    """Weights of the rows of H in its dtype; what float32 could not add up anyway becomes zero.
+
+    Products with numbers near the smallest of float32 take a CPU ten times as long.
+    """
+    if H.dtype == torch.float64:
+        return x
+    return torch.where(x.abs() > 1e-12 * x.abs().max(), x, 0.0).to(H.dtype)
 
 
 def total(pieces: Iterable[Tensor]) -> Tensor:
@@ -223,11 +255,14 @@ class Gathered(NamedTuple):
     trace: float  # sum_b tr(Sigma_b K_bb), or an estimate of it
 
 
-def gather(source: Source, store: str) -> tuple[list[Piece], Gathered]:
-    """The pieces of a cohort and the sums of the first pass; `store` says where H is kept."""
+def gather(source: Source, store: str, every: int | None = None) -> tuple[list[Piece], Gathered]:
+    """The pieces of a cohort and the sums of the first pass; `store` says where H is kept.
+
+    `every`: from which columns the trace is taken, see `trace_columns`.
+    """
     keep = _KEEPERS[resolve_store(store, source)](source)
     sigma = torch.empty(source.shape[0], dtype=torch.float64, device=source.device)
-    every = trace_columns(np.diff(source.offsets))
+    every = trace_columns(np.diff(source.offsets)) if every is None else every
 
     def one_lane(parts: Sequence[Callable[[], coupling.Part]]) -> Gathered:
         gram = torch.zeros_like(source.gp.L)
@@ -449,6 +484,10 @@ class _Deferred:
     def fixed_point(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
         """As `Chunk.fixed_point`."""
         return self.chunk().fixed_point(w, c)
+
+    def rise(self, w: Tensor, c: float) -> tuple[float, Tensor]:
+        """As `Chunk.rise`."""
+        return self.chunk().rise(w, c)
 
     def bound(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
         """As `Chunk.bound`."""

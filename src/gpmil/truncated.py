@@ -21,6 +21,8 @@ from torch import Tensor
 
 SERIES = 50.0  # t above which mu - sigma h cancels and its series in 1/t takes over
 FAR = -8.0  # a positive bag with every t below: 1 - q = sum_j Phi(t_j) to the last digit
+QUICK = 8.0  # t up to which mu - sigma h keeps twelve digits
+DOUBTFUL = -1e-3  # log q of a positive bag above which 1 - q needs care
 NEAR = 5.0  # t up to which phi / (1 - Phi) loses less than 1e-13 to its two roundings
 
 
@@ -183,20 +185,52 @@ def expectations(
     offsets: Int[Tensor, " b1"],
     row: Int[Tensor, " n"],
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " b"]]:
-    """E[m] and log Z alone, as `moments` has them; `row` is the bag of every instance."""
-    t = mu / sigma
-    log_upper, h = upper_tail(t)
-    log_q = segment_sum(log_upper, offsets)
-    pos_row = positive.index_select(0, row)
-    is_far = positive & (segment_max(t, offsets) < FAR)
-    if not _nowhere(is_far):
-        full = moments(mu, sigma, positive, offsets, row)
-        return full.mean, full.log_z
-    log_p = log_not(log_q)
-    r = torch.exp(log_q - log_p).index_select(0, row)
-    # E = -sigma (h - t) (eq. qmi_0);  E = sigma (t + r h) (eq. qmi_1)
-    E = torch.where(pos_row, t + r * h, -_excess(t, h)).mul_(sigma)
-    return E, torch.where(positive, log_p, log_q)
+    """E[m] and log Z alone, as `moments` has them; `row` is the bag of every instance.
+
+    In few steps where the plain formulas keep their digits, which is nearly always.
+    """
+    found = _quick(mu, sigma, positive, offsets, row)
+    if found is not None:
+        return found[0].add_(mu), found[1]
+    full = moments(mu, sigma, positive, offsets, row)
+    return full.mean, full.log_z
+
+
+def gradient(
+    mu: Float[Tensor, " n"],
+    sigma: Float[Tensor, " n"],
+    positive: Bool[Tensor, " b"],
+    offsets: Int[Tensor, " b1"],
+    row: Int[Tensor, " n"],
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " b"]]:
+    """d log Z / dmu and log Z alone, as `moments` has them."""
+    found = _quick(mu, sigma, positive, offsets, row)
+    if found is not None:
+        # gamma = (E - mu) / sigma^2
+        return found[0].div_(sigma.square()), found[1]
+    full = moments(mu, sigma, positive, offsets, row)
+    return full.gamma, full.log_z
+
+
+def _quick(
+    mu: Tensor, sigma: Tensor, positive: Tensor, offsets: Tensor, row: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """E - mu and log Z in few steps; None where the plain formulas would lose digits."""
+    if mu.is_cuda:
+        return None
+    z = (mu / sigma).mul_(math.sqrt(0.5))
+    upper = torch.erfc(z).mul_(0.5)  # 1 - Phi(t)
+    log_q = segment_sum(upper.log(), offsets)
+    doubtful = (log_q > DOUBTFUL) & positive
+    if float(z.max()) > math.sqrt(0.5) * QUICK or bool(doubtful.any()):
+        return None
+    sigma_h = z.mul_(z).neg_().exp_().mul_(sigma).div_(upper)  # but for sqrt(2 pi)
+    q = log_q.exp()
+    not_q = 1 - q
+    # E - mu = -sigma h (eq. qmi_0), r sigma h (eq. qmi_1), r = q / (1 - q)
+    pull = torch.where(positive, q / not_q, -1.0).mul_(1 / math.sqrt(2 * math.pi))
+    shift = sigma_h.mul_(pull.index_select(0, row))
+    return shift, torch.where(positive, not_q.log(), log_q)
 
 
 class _Far(NamedTuple):

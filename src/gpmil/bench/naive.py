@@ -2,7 +2,7 @@
 
 This is the twin that ratios refer to. It has the structure of the paper's public implementation:
 ten k-means starts for each half of the inducing points, one (I + lambda C_b)^-1 a bag, Kzz^-1,
-columns gathered bag by bag in every sweep, and 5,000 draws for a bag's probability. It is never
+sums and moments bag by bag in every sweep, and 5,000 draws for a bag's probability. It is never
 to be made faster.
 """
 
@@ -66,52 +66,42 @@ class Training:
         setting: Setting,
     ):
         self.setting = setting
-        self.bag_of, self.labels = bags.bag_index, bags.labels[bags.bag_index]
-        self.rows = [np.flatnonzero(self.bag_of == b) for b in range(len(bags))]
+        self.labels = bags.labels
+        self.rows = [np.flatnonzero(bags.bag_index == b) for b in range(len(bags))]
         Kzz = setting.kernel(Z, Z) + JITTER * setting.variance * np.eye(len(Z))
         Kzz_inv = np.linalg.inv(Kzz)
-        self.A = Kzz_inv @ setting.kernel(Z, x)  # (M, N)
+        self.A = [setting.kernel(x[rows], Z) @ Kzz_inv for rows in self.rows]
         self.Sigma = [
             setting.coupling(bags.adjacency[rows][:, rows].toarray().astype(float))
             for rows in self.rows
         ]
-        # eq. (sigma_u)  Sigma^u = (Kzz^-1 + sum_b A_b Sigma_b A_b')^-1
+        # eq. (sigma_u)  Sigma^u = (Kzz^-1 + sum_b A_b' Sigma_b A_b)^-1
         precision = Kzz_inv.copy()
-        for rows, Sigma in zip(self.rows, self.Sigma):
-            precision += self.A[:, rows] @ Sigma @ self.A[:, rows].T
+        for A, Sigma in zip(self.A, self.Sigma):
+            precision += A.T @ Sigma @ A
         self.Sigma_u = np.linalg.inv(precision)
 
     def sweeps(self, E: Float[np.ndarray, " N"], count: int) -> Float[np.ndarray, " M"]:
         """mu^u after `count` sweeps from E[m] = E."""
-        E = E.copy()
+        each = [E[rows] for rows in self.rows]
         for _ in range(count):
-            # eq. (mu_u)  mu^u = Sigma^u sum_b A_b (E[m_b] - c)
-            mean_u = self.Sigma_u @ (self.A @ (E - self.setting.c))
-            E = self.expectation(*self.moments(mean_u))
+            # eq. (mu_u)  mu^u = Sigma^u sum_b A_b' (E[m_b] - c)
+            mean_u = self.Sigma_u @ sum(
+                A.T @ (E_b - self.setting.c) for A, E_b in zip(self.A, each)
+            )
+            each = [self.expectation(b, mean_u) for b in range(len(self.rows))]
         return mean_u
 
-    def moments(
-        self, mean_u: Float[np.ndarray, " M"]
-    ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-        """Mean and deviation of every m_i before truncation (eq. mu_mb)."""
-        mu, sigma = np.empty(self.A.shape[1]), np.empty(self.A.shape[1])
-        for rows, Sigma in zip(self.rows, self.Sigma):
-            mu[rows] = Sigma @ (self.A[:, rows].T @ mean_u + self.setting.c)
-            sigma[rows] = np.sqrt(np.diag(Sigma))
-        return mu, sigma
-
-    def expectation(
-        self, mu: Float[np.ndarray, " N"], sigma: Float[np.ndarray, " N"]
-    ) -> Float[np.ndarray, " N"]:
-        """Eqs. (qmi_0) and (qmi_1), as printed in the paper."""
+    def expectation(self, b: int, mean_u: Float[np.ndarray, " M"]) -> Float[np.ndarray, " n"]:
+        """E[m_b] by eqs. (mu_mb), (qmi_0) and (qmi_1), as printed in the paper."""
+        Sigma = self.Sigma[b]
+        mu, sigma = Sigma @ (self.A[b] @ mean_u + self.setting.c), np.sqrt(np.diag(Sigma))
         t = mu / sigma
         below = mu - sigma * norm.pdf(t) / (1 - norm.cdf(t))
-        E = below.copy()
-        for b in np.unique(self.bag_of[self.labels == 1]):
-            own = self.bag_of == b
-            Z = 1 - np.prod(1 - norm.cdf(t[own]))
-            E[own] = (mu[own] - (1 - Z) * below[own]) / Z
-        return E
+        if not self.labels[b]:
+            return below
+        Z = 1 - np.prod(1 - norm.cdf(t))
+        return (mu - (1 - Z) * below) / Z
 
 
 def fit(

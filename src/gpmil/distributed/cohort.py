@@ -1,0 +1,302 @@
+"""The steps of a fit over partitions: every sum that one machine takes, taken over all of them.
+
+The coordinator runs the solvers of inference.py on a problem with a single piece, `Elsewhere`,
+whose sums are those of all partitions in order. k-means looks at the same sample of the whole
+cohort, feature statistics are sums about one point: the fit is that of one machine, but for the
+order in which numbers are added.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gpmil import features, inducing, inference
+from gpmil.bags import Bags
+from gpmil.distributed.cluster import Cluster
+from gpmil.distributed.partition import Facts, Plan, Some
+from gpmil.features import FeatureMap
+from gpmil.inference import Problem
+from gpmil.leave_out import Optimum
+from gpmil.pieces import Gathered
+
+logger = logging.getLogger("gpmil")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The partitions with what is known of their bags."""
+
+    cluster: Cluster
+    parts: list[Facts]
+    whole: Facts
+
+    @classmethod
+    def meet(cls, cluster: Cluster) -> "Cohort":
+        """Ask every partition what it has, and check that they belong together."""
+        parts = cluster.map("facts")
+        return cls(cluster, parts, joined(parts))
+
+    def take_labels(self, labels: Int[np.ndarray, " B"]) -> None:
+        """Tell every partition which of its bags are positive."""
+        self.cluster.tell("take_labels", each=self.by_bags(labels == 1))
+
+    def by_bags(self, values: np.ndarray) -> list[np.ndarray]:
+        """One piece a partition of something that has one value a bag."""
+        return _cut(values, [len(part) for part in self.parts])
+
+    # --- Features and inducing points ---------------------------------------------------------
+
+    def feature_map(self, n_components: int | None, standardize: bool) -> FeatureMap:
+        """As `features.fitted`."""
+        if n_components is None and not standardize:
+            return features.identity(self.whole.n_features)
+        largest = min(self.whole.n_instances, self.whole.n_features)
+        if n_components is not None and not 1 <= n_components <= largest:
+            raise ValueError(
+                f"n_components must be between 1 and {largest} (the smaller of "
+                f"{self.whole.n_instances} instances and {self.whole.n_features} features), got "
+                f"{n_components}."
+            )
+        about = self.cluster.map("start")[0]
+        found = _added(features.add, self.cluster.map("feature_sums", about, bool(n_components)))
+        if n_components is not None:
+            return features.pca_from(found, about, n_components)
+        return features.standardizer_from(found, about)
+
+    def kmeans_by_class(
+        self, labels: Int[np.ndarray, " B"], feature_map: FeatureMap, n_inducing: int, seed: int,
+        device: torch.device,
+    ) -> Float[np.ndarray, "M D"]:  # fmt: skip
+        """As `inducing.kmeans_by_class`."""
+        counts = {
+            name: [
+                int(part.sizes[mine == positive].sum())
+                for part, mine in zip(self.parts, self.by_bags(labels == 1))
+            ]
+            for name, positive in (("positive", True), ("negative", False))
+        }
+        wanted = inducing.shares(n_inducing, {name: sum(n) for name, n in counts.items()})
+        centres = []
+        for name, sizes in counts.items():
+            chosen = _local(inducing.sample(sum(sizes), wanted[name], seed), sizes)
+            self.cluster.tell("take_sample", name == "positive", feature_map, each=chosen)
+            centres.append(self._kmeans([len(c) for c in chosen], wanted[name], seed, device))
+        self.cluster.untell("take_sample")
+        return feature_map.inverse(np.concatenate(centres))
+
+    def _kmeans(
+        self, sizes: list[int], k: int, seed: int, device: torch.device
+    ) -> Float[np.ndarray, "m d"]:
+        """As `inducing.kmeans`, of the samples that the partitions hold."""
+        n = sum(sizes)
+        if n <= k:
+            return self._points(np.arange(n), sizes).numpy()
+
+        def every(centres: Float[Tensor, "k d"]) -> inducing.Tally:
+            found = _added(inducing.merge, self.cluster.map("tally", centres.cpu()))
+            return inducing.Tally(*(x.to(device) for x in found))
+
+        few = self._points(inducing.seed_points(n, k, seed), sizes).to(device)
+        centres = inducing.seeds(few, k, seed)
+        centres = inducing.lloyd(every, centres, sum(self.cluster.map("square")))
+        return inducing.distinct(centres.cpu().numpy())
+
+    def _points(self, which: Int[np.ndarray, " m"], sizes: list[int]) -> Float[Tensor, "m d"]:
+        return torch.cat(self.cluster.map("points", each=_local(which, sizes)))
+
+    # --- Inference ----------------------------------------------------------------------------
+
+    def problem(self, plan: Plan, c: float, device: torch.device) -> Problem:
+        """As `inference.prepare`."""
+        found = self.cluster.tell("gather", plan)
+        gram = functools.reduce(torch.add, (one.gram for one in found)).to(device)
+        trace = sum(one.trace for one in found)
+        coupled = plan.coupled and plan.strength > 0 and self.whole.n_edges > 0
+        sizes = [part.n_instances for part in self.parts]
+        piece = Elsewhere(self.cluster, sizes, device, Unsettled(self.cluster) if coupled else None)
+        return inference.assemble([piece], Gathered(gram, trace), c, self.whole.n_instances)
+
+    def leave_one_bag_out(
+        self, problem: Problem, w: Float[Tensor, " M"], direct: bool
+    ) -> Float[np.ndarray, " B"]:
+        """As `inference.leave_one_bag_out`: partitions score their own bags at the common fit."""
+        coupled = getattr(problem.chunks[0], "coupled", None) is not None
+        if direct and not coupled:
+            J = inference.collapsed_bound(problem, w)[2]
+        else:
+            J = problem.R - inference.fixed_point(problem, w)[1]
+        R_inverse, J_inverse = torch.cholesky_inverse(problem.chol_R), torch.linalg.inv(J)
+        at = Optimum(w.cpu(), problem.c, R_inverse.cpu(), J_inverse.cpu())
+        return torch.cat(self.cluster.map("leave_out", at, direct, coupled)).numpy()
+
+    # --- A few bags, here ---------------------------------------------------------------------
+
+    def some_bags(self, chosen: Int[np.ndarray, " b"]) -> Bags:
+        """Some bags with their features, in order: what settings are learned from."""
+        which = _local(chosen, [len(part) for part in self.parts])
+        found: list[Some] = self.cluster.map("some", each=which)
+        x = np.concatenate([some.features for some in found])
+        logger.info(
+            "settings are learned here: %d of %d bags came with their features, %.2f GB",
+            len(chosen), len(self.whole), 1e-9 * x.nbytes,
+        )  # fmt: skip
+        sizes = np.concatenate([some.sizes for some in found])
+        return Bags(
+            x,
+            np.concatenate([[0], np.cumsum(sizes)]),
+            adjacency=sp.block_diag([some.adjacency for some in found], format="csr")
+            if self.whole.has_geometry
+            else None,
+            graph=self.whole.graph,
+        )
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """What a fit asks of the truncated moments of partitions."""
+
+    cluster: Cluster
+
+    @property
+    def unsettled(self) -> int:
+        """Bags whose expectation propagation has not converged."""
+        return sum(self.cluster.map("unsettled"))
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The one piece of a problem whose bags lie in partitions."""
+
+    cluster: Cluster
+    sizes: list[int]  # instances of each partition
+    device: torch.device  # of the solver
+    coupled: Unsettled | None
+
+    def pull(self, w: Tensor, c: float) -> Any:
+        """As `Chunk.pull`, over all partitions; so are the others."""
+        return self._summed("pull", w.cpu(), c)
+
+    def rise(self, w: Tensor, c: float) -> Any:
+        """sum_b log Z_b and its gradient."""
+        return self._summed("rise", w.cpu(), c)
+
+    def fixed_point(self, w: Tensor, c: float) -> Any:
+        """sum_b log Z_b, W'(E - c) and W'D H."""
+        return self._summed("fixed_point", w.cpu(), c)
+
+    def bound(self, w: Tensor, c: float) -> Any:
+        """sum_b log Z_b, its gradient and minus its Hessian."""
+        return self._summed("bound", w.cpu(), c)
+
+    def weigh(self, expectation: Tensor, c: float) -> Any:
+        """W'(E - c); every partition gets the E[m] of its own instances."""
+        return self._summed("weigh", c, each=expectation.cpu().split(self.sizes))
+
+    def weigh_signs(self, c: float) -> Any:
+        """W'(E - c) for E[m] = 1 in positive bags, -1 in negative ones."""
+        return self._summed("weigh_signs", c)
+
+    def gamma(self, w: Tensor, c: float) -> Tensor:
+        """d log Z_b / d mu of every instance."""
+        return torch.cat(self.cluster.map("gamma", w.cpu(), c)).to(self.device)
+
+    def _summed(self, term: str, *args: Any, each: Sequence[Any] | None = None) -> tuple:
+        found = _added(_add_all, self.cluster.map(term, *args, each=each))
+        return tuple(x.to(self.device) if isinstance(x, Tensor) else x for x in found)
+
+
+def _add_all(a: tuple, b: tuple) -> tuple:
+    return tuple(x + y for x, y in zip(a, b))
+
+
+def _added(add: Callable[[T, T], T], parts: Sequence[T]) -> T:
+    """The sum, in the order of the partitions."""
+    return functools.reduce(add, parts)
+
+
+# --- Partitions that make one cohort ----------------------------------------------------------
+
+
+def joined(parts: Sequence[Facts]) -> Facts:
+    """The facts of all bags; ValueError where partitions do not belong together."""
+    for k, part in enumerate(parts):
+        if not len(part):
+            raise ValueError(
+                f"partition {k + 1} of {len(parts)} has no bags. Use fewer partitions (processes), "
+                "or check the files it reads."
+            )
+    _agree(parts, "n_features", "features an instance", "features of another encoder?")
+    _agree(parts, "encoder", "as encoder", "extract all features with one encoder")
+    _agree(parts, "graph", "as graph", "build all bags with the same graph=, and all with coords")
+    _agree(parts, "class_names", "as classes", "name the same positive= everywhere")
+    given = [part.y for part in parts if part.y is not None]
+    if len(given) not in (0, len(parts)):
+        raise ValueError(
+            f"y was given for {len(given)} of {len(parts)} partitions: give it for all of them, or "
+            "for none and put the labels into the bags."
+        )
+    first = parts[0]
+    return Facts(
+        np.concatenate([part.names for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.sizes for part in parts]),
+        first.n_features,
+        sum(part.n_edges for part in parts),
+        first.graph,
+        any(part.has_geometry for part in parts),
+        first.class_names,
+        first.encoder,
+        np.concatenate(given) if given else None,
+    )
+
+
+def _agree(parts: Sequence[Facts], name: str, what: str, advice: str) -> None:
+    values = [getattr(part, name) for part in parts]
+    for k, value in enumerate(values):
+        if value != values[0]:
+            raise ValueError(
+                f"partitions of one cohort must agree: partition 1 has {values[0]!r} {what}, "
+                f"partition {k + 1} has {value!r}. Likely fix: {advice}"
+                f"{'' if advice.endswith('?') else '.'}"
+            )
+
+
+def cut(bags: Bags, n: int) -> list[Bags]:
+    """At most n partitions of whole bags in order, about equal in instances.
+
+    >>> x = [[[0.0]] * k for k in (3, 1, 1, 1, 2)]
+    >>> [part.sizes.tolist() for part in cut(Bags.from_arrays(x), 3)]
+    [[3], [1, 1], [1, 2]]
+    """
+    n = min(n, len(bags))
+    ends = [0]
+    for k in range(1, n):
+        # the bag nearest to k/n of the instances that leaves a bag to every partition
+        nearest = int(np.abs(bags.offsets - k * bags.n_instances / n).argmin())
+        ends.append(min(max(nearest, ends[-1] + 1), len(bags) - n + k))
+    return [bags[first:last] for first, last in pairwise([*ends, len(bags)])]
+
+
+def _cut(values: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+    return np.split(values, np.cumsum(sizes)[:-1])
+
+
+def _local(chosen: Int[np.ndarray, " m"], sizes: list[int]) -> list[Int[np.ndarray, " k"]]:
+    """Rising positions in the whole, as positions in each partition.
+
+    >>> _local(np.array([1, 4, 5]), [2, 3, 3])
+    [array([1]), array([2]), array([0])]
+    """
+    ends = np.cumsum(sizes)
+    pieces = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+    return [piece - start for piece, start in zip(pieces, [0, *ends[:-1]])]

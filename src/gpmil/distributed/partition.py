@@ -1,0 +1,318 @@
+"""Some whole bags of a cohort, and what they add to the sums of a fit.
+
+A partition lives where its features are. What it answers with is small: sums over its instances,
+the rows that k-means starts from, numbers of its bags. What it was told (labels, a sample, the
+plan of a fit) it keeps; where it is lost, it is built again and told again (cluster.py).
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gpytorch
+import numpy as np
+import scipy.sparse as sp
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gpmil import features, inducing, leave_out
+from gpmil.bags import Bags
+from gpmil.coupling import dense_parts
+from gpmil.features import FeatureMap, Sums
+from gpmil.inducing import Tally
+from gpmil.inference import Problem, summed
+from gpmil.leave_out import Optimum
+from gpmil.pieces import Gathered, Piece, Source, gather
+from gpmil.sparse_gp import Kernel, SparseGP
+
+BagSource = Bags | Callable[[], Bags]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of some bags without their features."""
+
+    names: np.ndarray
+    labels: Int[np.ndarray, " B"]
+    sizes: Int[np.ndarray, " B"]
+    n_features: int
+    n_edges: int
+    graph: str | None
+    has_geometry: bool
+    class_names: tuple[str, str] | None
+    encoder: str | None
+    y: np.ndarray | None = None  # labels that were given beside the bags
+
+    @classmethod
+    def of(cls, bags: Bags, y: np.ndarray | None = None) -> "Facts":
+        """The facts of some bags."""
+        encoder = bags.metadata.get("encoder")
+        return cls(
+            bags.names, bags.labels, bags.sizes, bags.n_features, bags.adjacency.nnz // 2,
+            bags.graph, bags.has_geometry, bags.class_names, str(encoder) if encoder else None, y,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def n_instances(self) -> int:
+        """Number of instances."""
+        return int(self.sizes.sum())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a partition needs to know of a fit; L comes along, the same for all of them."""
+
+    feature_map: FeatureMap
+    kernel: str | gpytorch.kernels.Kernel
+    variance: float
+    lengthscale: float
+    inducing: Float[Tensor, "M d"]
+    L: Float[Tensor, "M M"]
+    strength: float
+    dtype: torch.dtype
+    coupled: bool
+    store: str
+
+    def gp(self, device: torch.device) -> SparseGP:
+        """The Gaussian process, on a partition's own device."""
+        kernel = Kernel(self.kernel, self.variance, self.lengthscale, device)
+        return SparseGP(kernel, self.inducing.to(device), self.L.to(device))
+
+
+class Some(NamedTuple):
+    """A few bags that travel: those that settings are learned from."""
+
+    features: np.ndarray
+    sizes: Int[np.ndarray, " b"]
+    adjacency: sp.csr_array
+
+
+class Partition:
+    """Some bags where they lie; `source` is a Bags, or builds one when it is first needed."""
+
+    def __init__(self, source: BagSource, y: Any = None, device: str | None = None):
+        self._source, self._y, self._device = source, y, device
+        self.positive: np.ndarray | None = None  # (b,) bool
+        self._sample: Tensor | None = None
+        self._plan: Plan | None = None
+        self._pieces: Sequence[Piece] = ()
+        self._problem: Problem | None = None
+
+    # --- What lies here -----------------------------------------------------------------------
+
+    @functools.cached_property
+    def bags(self) -> Bags:
+        """The bags."""
+        bags = self._source if isinstance(self._source, Bags) else self._source()
+        if not isinstance(bags, Bags):
+            raise ValueError(
+                f"expected gpmil.Bags, or a function without arguments that returns them; it "
+                f"returned {type(bags).__name__}. Build bags with gpmil.read or "
+                "gpmil.Bags.from_arrays."
+            )
+        bags.check_finite()
+        return bags
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """Where the sums are computed: as asked, or on a GPU where this machine has one."""
+        has_gpu = torch.cuda.is_available()
+        found = torch.device(self._device or ("cuda" if has_gpu else "cpu"))
+        if found.type == "cuda" and not has_gpu:
+            raise ValueError(
+                f"device={self._device!r} was asked for, but torch sees no GPU on the machine of "
+                "this partition. Use device=None or 'cpu', or workers that have one."
+            )
+        return found
+
+    @functools.cached_property
+    def _rows(self) -> features.Rows:
+        return features.on_device(self.bags.features, self.device)
+
+    def facts(self) -> Facts:
+        """Names, labels, sizes and so on."""
+        y = None if self._y is None else np.asarray(self._y)
+        if y is not None and y.shape != (len(self.bags),):
+            raise ValueError(
+                f"expected one label a bag of this partition, {len(self.bags)} in all; got an "
+                f"array of shape {y.shape}."
+            )
+        return Facts.of(self.bags, y)
+
+    def some(self, which: Int[np.ndarray, " b"]) -> Some:
+        """Some bags, with their features."""
+        bags = self.bags[which]
+        return Some(np.asarray(bags.features), bags.sizes, bags.adjacency)
+
+    def predict(self, model: Any) -> Any:
+        """What a fitted model says of the bags, without the bags."""
+        return Predicted.of(model, self.bags)
+
+    # --- Features and inducing points ---------------------------------------------------------
+
+    def take_labels(self, positive: np.ndarray) -> None:
+        """Which bags are positive."""
+        self.positive = positive
+
+    def start(self) -> Float[Tensor, " D"]:
+        """A point about which sums lose little."""
+        return features.start(self._rows).cpu()
+
+    def feature_sums(self, about: Float[Tensor, " D"], outer: bool) -> Sums:
+        """Sums over the instances, about a point."""
+        found = features.sums(self._rows, about.to(self._sums_device), outer)
+        return Sums(found.size, found.first.cpu(), found.second.cpu())
+
+    @property
+    def _sums_device(self) -> torch.device:
+        return self._rows.device if isinstance(self._rows, Tensor) else torch.device("cpu")
+
+    def take_sample(
+        self, which: Int[np.ndarray, " m"], positive: bool, feature_map: FeatureMap
+    ) -> None:
+        """Keep the kernel inputs of some instances of a class, for k-means to look at."""
+        assert self.positive is not None
+        of_class = np.flatnonzero((self.positive == positive)[self.bags.bag_index])
+        self._sample = inducing.inputs(self._rows, of_class[which], feature_map, self.device)
+
+    def points(self, which: Int[np.ndarray, " m"]) -> Float[Tensor, "m d"]:
+        """Some points of the sample."""
+        return self._sampled[torch.from_numpy(which).to(self.device)].cpu()
+
+    def square(self) -> float:
+        """Sum of |x|^2 over the sample."""
+        return float(self._sampled.square().sum())
+
+    def tally(self, centres: Float[Tensor, "k d"]) -> Tally:
+        """What Lloyd's step needs of the sample."""
+        found = inducing.tally_all(self._sampled, centres.to(self.device))
+        return Tally(*(x.cpu() for x in found))
+
+    @property
+    def _sampled(self) -> Tensor:
+        assert self._sample is not None
+        return self._sample
+
+    # --- Inference ----------------------------------------------------------------------------
+
+    def gather(self, plan: Plan) -> Gathered:
+        """The first pass: H of the bags, which stays here, and its sums."""
+        assert self.positive is not None
+        self._sample, self._plan, self._gp = None, plan, plan.gp(self.device)
+        source = Source(
+            self._gp, self._inputs, self.bags.adjacency, self.bags.offsets, self.positive,
+            plan.strength, plan.dtype, plan.coupled,
+        )  # fmt: skip
+        self._pieces, found = gather(source, plan.store)
+        # the pieces as `summed` takes them: the rest of a problem is the coordinator's
+        n = self.bags.n_instances
+        self._problem = Problem(self._pieces, found.gram, found.gram, 0.0, n, 0.0)
+        return Gathered(found.gram.cpu(), found.trace)
+
+    def _inputs(self, rows: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        assert self._plan is not None
+        return self._plan.feature_map(features.take(self._rows, rows), self.device)
+
+    def pull(self, w: Float[Tensor, " M"], c: float) -> tuple:
+        """sum_b log Z_b and W'(E - c)."""
+        return self._summed("pull", w.to(self.device), c)
+
+    def rise(self, w: Float[Tensor, " M"], c: float) -> tuple:
+        """sum_b log Z_b and its gradient."""
+        return self._summed("rise", w.to(self.device), c)
+
+    def fixed_point(self, w: Float[Tensor, " M"], c: float) -> tuple:
+        """sum_b log Z_b, W'(E - c) and W'D H."""
+        return self._summed("fixed_point", w.to(self.device), c)
+
+    def bound(self, w: Float[Tensor, " M"], c: float) -> tuple:
+        """sum_b log Z_b, its gradient and minus its Hessian."""
+        return self._summed("bound", w.to(self.device), c)
+
+    def weigh(self, expectation: Float[Tensor, " n"], c: float) -> tuple:
+        """W'(E - c) for a given E[m] of the instances here."""
+        return self._summed("weigh", expectation.to(self.device), c)
+
+    def weigh_signs(self, c: float) -> tuple:
+        """W'(E - c) for E[m] = 1 in positive bags, -1 in negative ones."""
+        return self._summed("weigh_signs", c)
+
+    def _summed(self, term: str, *at: Any) -> tuple:
+        assert self._problem is not None
+        return to_cpu(summed(self._problem, term, *at))
+
+    def gamma(self, w: Float[Tensor, " M"], c: float) -> Float[Tensor, " n"]:
+        """d log Z_b / d mu of every instance."""
+        return torch.cat([piece.gamma(w.to(self.device), c) for piece in self._pieces]).cpu()
+
+    def unsettled(self) -> int:
+        """Bags whose expectation propagation has not converged."""
+        known = (getattr(piece, "coupled", None) for piece in self._pieces)
+        return sum(moments.unsettled for moments in known if moments is not None)
+
+    def leave_out(self, at: Optimum, direct: bool, coupled: bool) -> Float[Tensor, " b"]:
+        """log p(y_b) of every bag under the fit without it; `at` is the fit to all partitions."""
+        assert self._plan is not None and self.positive is not None
+        R_inverse, J_inverse = at.R_inverse.to(self.device), at.J_inverse.to(self.device)
+        at = Optimum(at.w.to(self.device), at.c, R_inverse, J_inverse)
+        positive = torch.from_numpy(self.positive).to(self.device)
+        bags, found = self.bags, torch.empty(len(self.bags), dtype=torch.float64)
+        for part in dense_parts(
+            bags.adjacency, bags.offsets, np.arange(len(bags)), self._plan.strength, self.device
+        ):
+            x = self._inputs(part.rows)
+            bag = leave_out.padded_bag(self._gp, part, x, positive[part.bags])
+            if direct and not coupled:
+                mu = leave_out.mean_direct(bag, at)
+            else:
+                mu = leave_out.mean_fixed_point(bag, at, coupled)
+            found[part.bags] = leave_out.scores(bag, mu, leave_out.covariance(bag, at)).cpu()
+        return found
+
+
+def to_cpu(values: tuple) -> tuple:
+    """The same, off the GPU."""
+    return tuple(x.cpu() if isinstance(x, Tensor) else x for x in values)
+
+
+# --- Predictions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a model says of bags and instances, in order, without the bags themselves."""
+
+    names: np.ndarray  # (B,)
+    sizes: Int[np.ndarray, " B"]
+    log_proba_negative: Float[np.ndarray, " B"]
+    error: Float[np.ndarray, " B"]
+    proba: Float[np.ndarray, "B 2"]
+    probability: Float[np.ndarray, " N"]  # of the instances, as are those below
+    mean: Float[np.ndarray, " N"]
+    std: Float[np.ndarray, " N"]
+    p_value: Float[np.ndarray, " N"] | None
+    flagged: np.ndarray | None
+
+    @classmethod
+    def of(cls, model: Any, bags: Bags) -> "Predicted":
+        """The predictions of some bags."""
+        found = model.predict_all(bags)
+        i = found.instances
+        return cls(
+            bags.names, bags.sizes, found.log_proba_negative, found.error, found.proba,
+            i.probability, i.mean, i.std, i.p_value, i.flagged,
+        )  # fmt: skip
+
+    @classmethod
+    def join(cls, parts: Sequence["Predicted"]) -> "Predicted":
+        """One after the other."""
+        columns: dict[str, Any] = {}
+        for name in cls.__dataclass_fields__:
+            values = [getattr(part, name) for part in parts]
+            columns[name] = None if values[0] is None else np.concatenate(values)
+        return cls(**columns)
