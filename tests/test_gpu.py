@@ -8,6 +8,7 @@ from sklearn.base import clone
 from synthetic import pri
 
 import gpmil
+from gpmil import features, fused, inference
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,3 +87,62 @@ def test_networks_agree(model):
         model.set_params(dropout=0.0)  # the random streams of the two differ
     cpu, gpu = (clone(model).set_params(device=d).fit(bags) for d in ("cpu", "cuda"))
     assert relative_error(gpu.decision_function(bags), cpu.decision_function(bags)) < 1e-6
+
+
+# --- The fused sweep ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
+@pytest.mark.parametrize("strength", [0.0, 0.9])
+def test_the_fused_sweep_equals_its_plain_twin(dtype, tolerance, strength):
+    pytest.importorskip("triton")
+    bags = gpmil.simulate.cohort(n_bags=30, n_features=12, seed=3)
+    model = gpmil.VGPMILPRI(
+        coupling=strength, variance=3.0, lengthscale=3.0, mean=-0.4, n_inducing=37,
+        random_state=0, device="cuda", dtype=dtype, solver="sweeps", max_iter=1,
+    ).fit(bags)  # fmt: skip
+    with torch.no_grad():
+        problem = model._problem(model._gp(torch.device("cuda")), bags, bags.labels)
+        w = inference.signed(problem)
+        fast = fused.advance(problem.chunks, problem.chol_R, problem.c, w, 25)
+        slow = inference._sweep(problem, w, 25)
+    assert fast is not None
+    assert float((fast[0] - slow[0]).norm() / slow[0].norm()) < tolerance
+    assert np.allclose(fast[1], slow[1], rtol=tolerance)
+
+
+def test_where_the_fused_sweep_does_not_apply():
+    bags = gpmil.simulate.cohort(n_bags=8, n_features=6, seed=1)
+    settings = {"variance": 1.0, "lengthscale": 2.0, "mean": 0.0, "n_inducing": 9}
+    for changed in ({"moments": "coupled"}, {"store": "recompute"}):
+        model = gpmil.VGPMILPRI(
+            coupling=0.5, solver="sweeps", max_iter=5, device="cuda", random_state=0,
+            **settings, **changed,
+        ).fit(bags)  # fmt: skip
+        with torch.no_grad():
+            problem = model._problem(model._gp(torch.device("cuda")), bags, bags.labels)
+            w = inference.signed(problem)
+            assert fused.advance(problem.chunks, problem.chol_R, problem.c, w, 5) is None
+
+
+@pytest.mark.parametrize("store", ["disk", "recompute"])
+def test_H_elsewhere_than_on_the_gpu(store):
+    bags = gpmil.simulate.cohort(n_bags=12, n_features=8, seed=2)
+    settings = {
+        "coupling": 0.5, "variance": 1.0, "lengthscale": 2.0, "mean": 0.0, "n_inducing": 15,
+        "random_state": 0, "device": "cuda",
+    }  # fmt: skip
+    a, b = (gpmil.VGPMILPRI(**settings, store=s).fit(bags) for s in ("memory", store))
+    assert np.allclose(a.posterior_mean_, b.posterior_mean_, rtol=1e-9)
+
+
+def test_features_too_large_for_the_gpu_are_streamed(monkeypatch):
+    bags = gpmil.simulate.cohort(n_bags=12, n_features=8, seed=2)
+    settings = {
+        "coupling": 0.5, "variance": 1.0, "lengthscale": 2.0, "mean": 0.0, "n_inducing": 15,
+        "random_state": 0, "device": "cuda",
+    }  # fmt: skip
+    resident = gpmil.VGPMILPRI(**settings).fit(bags)
+    monkeypatch.setattr(features, "GPU_SHARE", 0.0)
+    streamed = gpmil.VGPMILPRI(**settings).fit(bags)
+    assert np.allclose(resident.posterior_mean_, streamed.posterior_mean_, rtol=1e-7)
