@@ -26,12 +26,14 @@ def test_cpu_and_gpu_agree(solver, dtype, strength):
         "variance": 4.0, "mean": -1.0,
     }  # fmt: skip
     cpu, gpu = (pri(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
-    assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
+    # sweeps multiply in the storage dtype, each in its own order
+    most = 1e-4 if (solver, dtype) == ("sweeps", "float32") else 1e-6
+    assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < most
     assert relative_error(gpu.posterior_covariance_, cpu.posterior_covariance_) < 1e-6
     a, b = cpu.predict_instances(bags), gpu.predict_instances(bags)
-    assert relative_error(b.probability, a.probability) < 1e-6
+    assert relative_error(b.probability, a.probability) < most
     assert relative_error(b.std, a.std) < 1e-6
-    assert relative_error(gpu.decision_function(bags), cpu.decision_function(bags)) < 1e-5
+    assert relative_error(gpu.decision_function(bags), cpu.decision_function(bags)) < 10 * most
 
 
 @pytest.mark.parametrize("solver", ["direct", "newton", "sweeps"])
@@ -112,7 +114,7 @@ def test_the_fused_sweep_equals_its_plain_twin(dtype, tolerance, strength):
 
 
 def test_where_the_fused_sweep_does_not_apply():
-    bags = gpmil.simulate.cohort(n_bags=8, n_features=6, seed=1)
+    bags = gpmil.simulate.cohort(n_bags=8, n_features=12, seed=1)
     settings = {"variance": 1.0, "lengthscale": 2.0, "mean": 0.0, "n_inducing": 9}
     for changed in ({"moments": "coupled"}, {"store": "recompute"}):
         model = gpmil.VGPMILPRI(
@@ -127,7 +129,7 @@ def test_where_the_fused_sweep_does_not_apply():
 
 @pytest.mark.parametrize("store", ["disk", "recompute"])
 def test_H_elsewhere_than_on_the_gpu(store):
-    bags = gpmil.simulate.cohort(n_bags=12, n_features=8, seed=2)
+    bags = gpmil.simulate.cohort(n_bags=12, n_features=12, seed=2)
     settings = {
         "coupling": 0.5, "variance": 1.0, "lengthscale": 2.0, "mean": 0.0, "n_inducing": 15,
         "random_state": 0, "device": "cuda",
@@ -137,7 +139,7 @@ def test_H_elsewhere_than_on_the_gpu(store):
 
 
 def test_features_too_large_for_the_gpu_are_streamed(monkeypatch):
-    bags = gpmil.simulate.cohort(n_bags=12, n_features=8, seed=2)
+    bags = gpmil.simulate.cohort(n_bags=12, n_features=12, seed=2)
     settings = {
         "coupling": 0.5, "variance": 1.0, "lengthscale": 2.0, "mean": 0.0, "n_inducing": 15,
         "random_state": 0, "device": "cuda",

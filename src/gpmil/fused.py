@@ -68,7 +68,7 @@ class _Launch(NamedTuple):
     partial: Float[Tensor, "programs M"]
     log_z: Float[Tensor, " programs"]
 
-    def run(self, w: Tensor, c: float) -> None:
+    def run(self, w: Tensor, c: Float[Tensor, " 1"]) -> None:
         """sum_b log Z_b and W'(E - c), summed over the bags of every program."""
         from gpmil import fused_kernel
 
@@ -118,7 +118,8 @@ class Sweeper:
     def __init__(
         self, launches: list[_Launch], chol_R: Float[Tensor, "M M"], c: float, sweeps: int
     ):
-        self.launches, self.c = launches, c
+        self.launches = launches
+        self.c = torch.tensor([c], dtype=torch.float64, device=chol_R.device)
         self.inverse = torch.cholesky_inverse(chol_R)
         self.w = torch.zeros_like(chol_R[0])
         self.trace = self.w.new_zeros(sweeps)

@@ -9,54 +9,69 @@ import triton.language as tl
 
 
 @triton.jit
+def _double(value: tl.constexpr):
+    """A number with all its digits: as a literal Triton would take it for a float32."""
+    return tl.full([], value, tl.float64)
+
+
+@triton.jit
 def erfcx(x):
     """exp(x^2) erfc(x), x >= 0, to 4e-16."""
     u = (x - 3.75) / (x + 3.75)
-    p = 3.1114333809799254e-10
-    p = p * u - 2.623107347133476e-09
-    p = p * u - 3.744210080962018e-09
-    p = p * u + 3.197926671666804e-08
-    p = p * u + 2.3263508708859124e-08
-    p = p * u - 2.4857126248016745e-07
-    p = p * u - 5.7218230603224086e-08
-    p = p * u + 1.7419821586224816e-06
-    p = p * u - 9.73559896736775e-07
-    p = p * u - 1.1438048033346894e-05
-    p = p * u + 2.238423915508223e-05
-    p = p * u + 5.164652974177416e-05
-    p = p * u - 0.0002901540805408417
-    p = p * u + 0.000293714378044958
-    p = p * u + 0.0017556258528952954
-    p = p * u - 0.009746579683265262
-    p = p * u + 0.028362277418956406
-    p = p * u - 0.05869339857664934
-    p = p * u + 0.09230432116037748
-    p = p * u - 0.10880393014244462
-    p = p * u + 0.0822767384901452
-    p = p * u + 0.0035854154854790257
-    p = p * u - 0.14024059858554697
-    p = p * u + 1.2375126308378275
+    p = _double(3.1114333809799254e-10)
+    p = p * u + _double(-2.623107347133476e-09)
+    p = p * u + _double(-3.744210080962018e-09)
+    p = p * u + _double(3.197926671666804e-08)
+    p = p * u + _double(2.3263508708859124e-08)
+    p = p * u + _double(-2.4857126248016745e-07)
+    p = p * u + _double(-5.7218230603224086e-08)
+    p = p * u + _double(1.7419821586224816e-06)
+    p = p * u + _double(-9.73559896736775e-07)
+    p = p * u + _double(-1.1438048033346894e-05)
+    p = p * u + _double(2.238423915508223e-05)
+    p = p * u + _double(5.164652974177416e-05)
+    p = p * u + _double(-0.0002901540805408417)
+    p = p * u + _double(0.000293714378044958)
+    p = p * u + _double(0.0017556258528952954)
+    p = p * u + _double(-0.009746579683265262)
+    p = p * u + _double(0.028362277418956406)
+    p = p * u + _double(-0.05869339857664934)
+    p = p * u + _double(0.09230432116037748)
+    p = p * u + _double(-0.10880393014244462)
+    p = p * u + _double(0.0822767384901452)
+    p = p * u + _double(0.0035854154854790257)
+    p = p * u + _double(-0.14024059858554697)
+    p = p * u + _double(1.2375126308378275)
     return p / (1 + 2 * x)
 
 
 @triton.jit
 def log_one_minus(q):
     """log(1 - q), 0 <= q < 1, accurate for small q."""
-    series = -q * (1 + q * (0.5 + q * (1 / 3 + q * (0.25 + q * (0.2 + q * (1 / 6 + q / 7))))))
-    return tl.where(q < 0.004, series, tl.log(1 - tl.minimum(q, 0.9999999999999999)))
+    series = -q * (
+        1
+        + q
+        * (
+            0.5
+            + q * (_double(1 / 3) + q * (0.25 + q * (_double(0.2) + q * (_double(1 / 6) + q / 7))))
+        )
+    )
+    return tl.where(q < 0.004, series, tl.log(1 - tl.minimum(q, 0.75)))
 
 
 @triton.jit
 def tails(t):
     """log(1 - Phi(t)), the hazard h(t), and h(t) - t."""
-    x = tl.abs(t) * 0.7071067811865476
+    x = tl.abs(t) * _double(0.7071067811865476)
     g = erfcx(x)
     e = tl.exp(-x * x)
     tail = 0.5 * e * g  # Phi(-|t|)
     left = t < 0
     log_upper = tl.where(left, log_one_minus(tail), tl.log(g * 0.5) - x * x)
     # sqrt(1/(2 pi)) exp(-t^2/2) / (1 - Phi(t)) on the left, sqrt(2/pi) / erfcx on the right
-    h = tl.where(left, 0.3989422804014327 * e / (1 - tail), 0.7978845608028654 / g)
+    h = tl.where(
+        left, _double(0.3989422804014327) * e / (1 - tail), _double(0.7978845608028654) / g
+    )
     s = 1 / tl.maximum(t, 50.0)
     s2 = s * s
     # h - t = 1/t - 2/t^3 + 10/t^5 - 74/t^7 + 706/t^9 where it would cancel
@@ -67,7 +82,11 @@ def tails(t):
 @triton.jit
 def minus_expm1(y):
     """1 - exp(y), y <= 0."""
-    series = -y * (1 + y * (1 / 2 + y * (1 / 6 + y * (1 / 24 + y * (1 / 120 + y / 720)))))
+    series = -y * (
+        1
+        + y
+        * (0.5 + y * (_double(1 / 6) + y * (_double(1 / 24) + y * (_double(1 / 120) + y / 720))))
+    )
     return tl.where(y > -0.01, series, 1 - tl.exp(y))
 
 
@@ -83,7 +102,7 @@ def _rows_of_H(H, rows, here, columns, inside, M: tl.constexpr):
 @triton.jit
 def sweep(
     H, sigma, w, diagonal, neighbour, weight, offsets, positive, mean, above, below,
-    partial, log_z, c, n_bags, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    partial, log_z, prior_mean, n_bags, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
     THREADS: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The bags g, g + G, ...: sum of log Z_b, and H'P(E - c).
@@ -93,6 +112,7 @@ def sweep(
     """
     g = tl.program_id(0)
     G = tl.num_programs(0)
+    c = tl.load(prior_mean)
     columns = tl.arange(0, COLUMNS)
     inside = columns < M
     w_here = tl.load(w + columns, mask=inside, other=0.0)

@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 from gpmil.bench import machine
 
 GB = 10**9
-LARGE = {"cpu": 2**30, "cuda": 2**33}  # bytes, well beyond any cache
+LARGE = {"cpu": 2**30, "cuda": 4 * 2**30}  # bytes, well beyond any cache
 BEST_OF = 5
 _MEASURED: dict[tuple[str, int, int | None], "Bandwidth"] = {}
 
