@@ -153,7 +153,7 @@ def test_when_columns_are_left_out(caplog):
     assert pieces.trace_columns(np.array([100, 200])) == 1
     with caplog.at_level(logging.INFO, logger="gpmil"):
         assert pieces.trace_columns(np.full(100, 2000)) == 20
-    assert "estimated from every 20th" in caplog.text
+    assert "estimated from one instance in 20" in caplog.text
 
 
 # --- Lanes ----------------------------------------------------------------------------------------

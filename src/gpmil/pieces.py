@@ -295,7 +295,7 @@ def trace_columns(sizes: Int[np.ndarray, " b"]) -> int:
     pairs = float((sizes.astype(float) ** 2).sum())
     every = max(1, round(pairs / TRACE_PAIRS))
     if every > 1:
-        logger.info("the bound's constant is estimated from every %dth instance", every)
+        logger.info("the constant of the bound is estimated from one instance in %d", every)
     return every
 
 

@@ -199,7 +199,10 @@ def picture(result: Result) -> Figure:
         ax.set_xscale("log")
         ax.set_yscale("log")
         for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9))
+            low, high = axis.get_data_interval()
+            # over many decades the powers of ten have the room for their names
+            subs = (1, 2, 5) if high < 50 * low else (1,)
+            axis.set_major_locator(LogLocator(subs=subs, numticks=9))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_locator(NullLocator())
         ax.grid(color=plots.GRID, linewidth=0.6)
