@@ -26,7 +26,7 @@ from gpmil.models.checks import count, one_of, share
 from gpmil.models.saved import Saved
 from gpmil.orthant import Expansion
 from gpmil.orthant_large import LargeSlide, log_orthant_large
-from gpmil.sparse_gp import Posterior, Predictor, joint, marginal
+from gpmil.sparse_gp import Posterior, Predictor, SparseGP, joint, marginal
 
 logger = logging.getLogger("gpmil")
 CPU = torch.device("cpu")
@@ -46,6 +46,14 @@ class Marks:
         one_of("within", self.within, ("bag", "cohort"))
         one_of("weights", self.weights, ("patch", "bag"))
         share("rate", self.rate)
+
+
+def _residual(
+    gp: SparseGP, x: Float[torch.Tensor, "n d"], W: Float[torch.Tensor, "n M"]
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], Float[torch.Tensor, " n"]]:
+    """K - W W': some of its rows when asked for, and its diagonal."""
+    own = torch.cat([gp.kernel(block[:, None], block[:, None])[:, 0, 0] for block in x.split(512)])
+    return lambda i: gp.kernel(x[i], x) - W[i] @ W.mT, own - W.square().sum(1)
 
 
 # --- Quantiles of the log odds -------------------------------------------------------------------
@@ -267,14 +275,8 @@ class FittedGP(Saved):
         G[rows] = part.apply(PG[rows])
         # diag S0 = diag(S - G G') >= diag Sigma
         variance[rows] = (variance - G.square().sum(1))[rows].maximum(part.diagonal())
-        own = torch.cat(
-            [gp.kernel(block[:, None], block[:, None])[:, 0, 0] for block in x.split(512)]
-        )
         slide = LargeSlide(
-            sparse_precision(bag.adjacency, strength),
-            W.new_zeros(len(x), 0),
-            lambda i: gp.kernel(x[i], x) - W[i] @ W.mT,
-            own - W.square().sum(1),
+            sparse_precision(bag.adjacency, strength), W.new_zeros(len(x), 0), *_residual(gp, x, W)
         )
 
         def expand(at: torch.Tensor) -> Expansion:
@@ -345,17 +347,8 @@ class FittedGP(Saved):
         mean[part.rows], variance[part.rows] = marginal(predictor, part, x[part.rows])
         gp, q = predictor.gp, self._posterior(CPU)
         W = gp.whiten(x)
-        own = torch.cat(
-            [gp.kernel(block[:, None], block[:, None])[:, 0, 0] for block in x.split(512)]
-        )
-        result = log_orthant_large(
-            mean,
-            variance,
-            sparse_precision(bag.adjacency, strength),
-            q.shrink(W).mT,
-            lambda i: gp.kernel(x[i], x) - W[i] @ W.mT,
-            own - W.square().sum(1),
-        )
+        precision = sparse_precision(bag.adjacency, strength)
+        result = log_orthant_large(mean, variance, precision, q.shrink(W).mT, *_residual(gp, x, W))
         std = variance.sqrt().numpy()
         return float(result.log_p[0]), float(result.error[0]), mean.numpy(), std
 
