@@ -261,13 +261,14 @@ def _write_tables(
     """What every run of gpmil has (runs.py), of the model to look at first."""
     main = judged[0]
     main.model.save(folder / "model")
+    low, high = main.model.predict_interval(test, level=runs.LEVEL)
     predictions = pd.DataFrame(
         {
             "slide": test.names,
             "patient": test.groups,
             "probability": main.probability,
-            "low": "",
-            "high": "",
+            "low": low,
+            "high": high,
             "log_odds": main.log_odds,
             "error": main.error,
             "decision": "",
