@@ -486,7 +486,29 @@ class Edges(NamedTuple):
 def _dense(
     edges: Edges, offsets: Int[np.ndarray, " b1"], bags: Int[np.ndarray, " b"], strength: float
 ) -> Dense:
-    """Some bags side by side, without a loop over them."""
+    """Some bags side by side."""
+    return Dense(bags, *_side_by_side(edges, offsets, bags, strength))
+
+
+def padded_precision(
+    adjacency: sp.csr_array,
+    offsets: Int[np.ndarray, " b1"],
+    bags: Int[np.ndarray, " b"],
+    strength: float,
+) -> tuple[Int[np.ndarray, " n"], Bool[Tensor, "b p"], Float[Tensor, "b p p"]]:
+    """Rows of some bags, which of the padded places they fill, and P with unit rows elsewhere."""
+    rows = instance_rows(offsets, bags)
+    # their edges alone: those of the whole cohort would be gone through again for every batch
+    own = Edges.of(_block_rows(adjacency, offsets, bags, rows), "cpu")
+    starts = np.concatenate([[0], np.cumsum(offsets[bags + 1] - offsets[bags])])
+    _, mask, P = _side_by_side(own, starts, np.arange(len(bags)), strength)
+    return rows, mask, P
+
+
+def _side_by_side(
+    edges: Edges, offsets: Int[np.ndarray, " b1"], bags: Int[np.ndarray, " b"], strength: float
+) -> tuple[Int[Tensor, " n"], Bool[Tensor, "b p"], Float[Tensor, "b p p"]]:
+    """The same without a loop over the bags, where the edges are."""
     device = edges.start.device
     first, size = (
         torch.from_numpy(a).to(device) for a in (offsets[bags], offsets[bags + 1] - offsets[bags])
@@ -506,25 +528,7 @@ def _dense(
     diagonal = torch.ones(b, p, dtype=torch.float64, device=device)
     diagonal[mask] += strength * edges.degree[rows]
     P.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-    return Dense(bags, rows, mask, P)
-
-
-def padded_precision(
-    adjacency: sp.csr_array,
-    offsets: Int[np.ndarray, " b1"],
-    bags: Int[np.ndarray, " b"],
-    strength: float,
-) -> tuple[Int[np.ndarray, " n"], Bool[Tensor, "b p"], Float[Tensor, "b p p"]]:
-    """Rows of some bags, which of the padded places they fill, and P with unit rows elsewhere."""
-    rows = instance_rows(offsets, bags)
-    sizes = offsets[bags + 1] - offsets[bags]
-    p = sparse_precision(_block_rows(adjacency, offsets, bags, rows), strength).tocoo()
-    batch = np.repeat(np.arange(len(bags)), sizes)
-    within = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    blocks = torch.eye(int(sizes.max()), dtype=torch.float64).repeat(len(bags), 1, 1)
-    where = (torch.from_numpy(i) for i in (batch[p.row], within[p.row], within[p.col]))
-    blocks[tuple(where)] = torch.from_numpy(p.data)
-    return rows, torch.from_numpy(np.arange(sizes.max()) < sizes[:, None]), blocks
+    return rows, mask, P
 
 
 def _block_rows(
@@ -552,7 +556,8 @@ def _large(
     banded = p[order][:, order].tocoo()
     width = int(np.abs(banded.row - banded.col).max())
     if width > len(rows) // 2 and len(rows) <= 16 * DENSE_LIMIT:
-        return _dense(Edges.of(adjacency, device), offsets, bags, strength)
+        rows, mask, blocks = padded_precision(adjacency, offsets, bags, strength)
+        return Dense(bags, torch.from_numpy(rows).to(device), mask.to(device), blocks.to(device))
     if 16 * len(rows) * width > BAND_BYTES:
         return Factored(bag, torch.from_numpy(rows).to(device), p.tocsc())
     ordered = torch.from_numpy(rows[order]).to(device)
