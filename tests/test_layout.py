@@ -32,6 +32,8 @@ LAYERS = [
     "features",
     "inducing",
     "sparse_gp",
+    "compiled_kernel",
+    "compiled",
     "pieces",
     "fused_kernel",
     "fused",

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gpmil import coupling
+from gpmil import compiled, coupling
 from gpmil.coupled import CoupledMoments
 from gpmil.lanes import in_lanes
 from gpmil.sparse_gp import SparseGP
@@ -138,6 +138,11 @@ class Chunk:
 
     def pull(self, w: Float[Tensor, " M"], c: float) -> tuple[float | Tensor, Float[Tensor, " M"]]:
         """sum_b log Z_b and W'(E - c) at mu = c + H w, on a CPU multiplied in H's own dtype."""
+        if self.coupled is None:
+            bags = self.H, self.sigma, self.offsets, self.positive
+            found = compiled.pull(*bags, self.precision, w, c)
+            if found is not None:
+                return found
         mu = self.times(w) if self.H.is_cuda else (self.H @ w.to(self.H.dtype)).double()
         mu += c
         log_z: float | Tensor
@@ -174,6 +179,10 @@ class Chunk:
 
     def rise(self, w: Float[Tensor, " M"], c: float) -> tuple[float, Float[Tensor, " M"]]:
         """sum_b log Z_b and its gradient in w."""
+        if self.coupled is None:
+            found = compiled.rise(self.H, self.sigma, self.offsets, self.positive, w, c)
+            if found is not None:
+                return found
         mu = self.times(w).add_(c)
         if self.coupled is not None:
             # the gradient of log Z_b in mu is P (E - mu)

@@ -1,0 +1,97 @@
+"""One pass over the bags as a compiled loop, for CPUs: H comes from memory once.
+
+The plain pass (pieces.Chunk) reads H twice, for mu = c + H w and for H'x, with some thirty vector
+operations between them. In the loop of compiled_kernel.py a bag is finished before the next one
+is begun: its rows of H are still in the cache when they are needed again, and nothing is written
+but the M sums. It needs Numba (`pip install 'gpmil[fast]'`) and is compiled at its first use, some
+seconds once; Numba keeps the result beside the package or in the user's cache.
+
+Both functions return None where they do not apply: no Numba, too little work to be worth it,
+another device, numbers outside the range of the loop. The caller goes the plain way then.
+"""
+
+import functools
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gpmil.coupling import Precision
+
+logger = logging.getLogger("gpmil")
+WORTH = 2**20  # numbers in H from which the loop is used: below, the plain pass takes a millisecond
+
+Sums = tuple[float, Float[Tensor, " M"]]
+
+
+def pull(
+    H: Float[Tensor, "n M"],
+    sigma: Float[Tensor, " n"],
+    offsets: Int[Tensor, " b1"],
+    positive: Bool[Tensor, " b"],
+    precision: Precision | None,
+    w: Float[Tensor, " M"],
+    c: float,
+) -> Sums | None:
+    """sum_b log Z_b and W'(E - c) at mu = c + H w, multiplied in H's own dtype."""
+    return _one_pass(H, sigma, offsets, positive, precision, w.to(H.dtype), c, False)
+
+
+def rise(
+    H: Float[Tensor, "n M"],
+    sigma: Float[Tensor, " n"],
+    offsets: Int[Tensor, " b1"],
+    positive: Bool[Tensor, " b"],
+    w: Float[Tensor, " M"],
+    c: float,
+) -> Sums | None:
+    """sum_b log Z_b and its gradient in w, multiplied in float64."""
+    return _one_pass(H, sigma, offsets, positive, None, w.double(), c, True)
+
+
+def _one_pass(
+    H: Tensor,
+    sigma: Tensor,
+    offsets: Tensor,
+    positive: Tensor,
+    precision: Precision | None,
+    w: Tensor,
+    c: float,
+    want_gradient: bool,
+) -> Sums | None:
+    if H.is_cuda or H.numel() < WORTH or not H.is_contiguous() or kernel() is None:
+        return None
+    log_z, total, in_range = kernel().one_pass(
+        *(x.numpy() for x in (H, sigma, offsets, positive)),
+        *_rows(precision, len(sigma)),
+        w.numpy(),
+        c,
+        want_gradient,
+    )
+    return (log_z, torch.from_numpy(total)) if in_range else None
+
+
+def _rows(precision: Precision | None, n: int) -> tuple[np.ndarray, ...]:
+    """P as its diagonal, the start of every row, the columns and their weights."""
+    if precision is None:
+        return np.ones(n), np.zeros(n + 1, np.int64), np.zeros(0, np.int64), np.zeros(0)
+    near = precision.neighbours
+    parts = (precision.diagonal, near.crow_indices(), near.col_indices(), near.values())
+    return tuple(part.numpy() for part in parts)
+
+
+@functools.cache
+def kernel() -> Any:
+    """The module with the loop; None without Numba, or with one that cannot be used here."""
+    try:
+        from gpmil import compiled_kernel
+    except (ImportError, RuntimeError) as error:  # RuntimeError: no place for its cache
+        logger.info(
+            "passes over the bags are not compiled, which costs up to half of the speed (%s): "
+            "pip install 'gpmil[fast]'", error,
+        )  # fmt: skip
+        return None
+    return compiled_kernel

@@ -1,0 +1,261 @@
+"""One pass over the bags as a loop that Numba compiles; see compiled.py.
+
+The functions are written for LLVM's vectoriser: no calls of a mathematical library and no
+branches inside the loops over the instances of a bag. They carry no annotations, as Numba takes
+the types from the arguments; `no_type_check` keeps the tests' type checker from wrapping them.
+"""
+
+import math
+from typing import no_type_check
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from scipy.special import erfcx
+
+ROWS = 128  # products of so many rows of H are added up in its own dtype, then in float64
+TOGETHER = 16  # numbers multiplied before a logarithm is taken of them
+LARGEST = 36.0  # z = t / sqrt 2 up to which erfcx is represented
+MIDDLE = 3.75  # z that lies halfway in (z - k) / (z + k): errors are even there
+DEGREE = 20  # of the polynomial: 4e-15, and no better with more
+SMALLEST = -21.0  # z below which exp(-z^2) tells patches of a positive bag no longer apart
+DOUBTFUL = -1e-3  # log q of a positive bag above which 1 - q needs care
+ROOT_HALF = math.sqrt(0.5)
+INV_ROOT_2PI = 1 / math.sqrt(2 * math.pi)
+
+# Floating-point freedom. None of it lets NaN or infinity be assumed away.
+FUSED = {"contract"}  # a * b + c in one step
+ANY_ORDER = {"contract", "reassoc", "nsz"}  # and sums in any order, which vector units need
+
+# --- erfcx and exp as polynomials ---------------------------------------------------------------
+# (1 + 2 z) erfcx(z) is smooth in (z - k) / (z + k), scaled to v in [-1, 1] (Shepherd & Laframboise)
+LEFT, RIGHT = -1.0, (LARGEST - MIDDLE) / (LARGEST + MIDDLE)
+CENTRE, SCALE = (LEFT + RIGHT) / 2, 2 / (RIGHT - LEFT)
+
+
+def _smooth(v):
+    u = CENTRE + v / SCALE
+    z = MIDDLE * (1 + u) / (1 - u)
+    return (1 + 2 * z) * erfcx(z)
+
+
+def _coefficients():
+    """Of the interpolant in Chebyshev's points, highest power first."""
+    chebyshev = np.polynomial.chebyshev
+    return chebyshev.cheb2poly(chebyshev.chebinterpolate(_smooth, DEGREE))[::-1]
+
+
+def _polynomial(coefficients):
+    """x -> p(x) by Horner's rule, highest power first, written out: a loop is not vectorised."""
+
+    @intrinsic
+    @no_type_check
+    def horner(_context, _x):
+        def codegen(_target, builder, _signature, args):
+            first, *others = (ir.Constant(ir.DoubleType(), float(a)) for a in coefficients)
+            total = first
+            for a in others:
+                product = builder.fmul(total, args[0], flags=("contract",))
+                total = builder.fadd(product, a, flags=("contract",))
+            return total
+
+        return types.float64(types.float64), codegen
+
+    return horner
+
+
+_erfcx_polynomial = _polynomial(_coefficients())
+_exp_polynomial = _polynomial([1 / math.factorial(k) for k in range(13, -1, -1)])
+PER_LOG2 = 1 / math.log(2)
+LOG2_HIGH = 0.693145751953125  # the first bits of log 2: its multiples up to 2^10 are exact
+LOG2_LOW = 1.42860682030941723212e-06  # and the rest
+# 1.5 x 2^52 rounds what is added to it to an integer; 1023 is the bias of the exponent
+SHIFTER = 1.5 * 2.0**52 + 1023
+
+
+@intrinsic
+@no_type_check
+def _power_of_two(_context, _shifted):
+    """2^k from k + SHIFTER: its last bits are k + 1023, moved to where the exponent is."""
+
+    def codegen(_target, builder, _signature, args):
+        integer = ir.IntType(64)
+        bits = builder.shl(builder.bitcast(args[0], integer), ir.Constant(integer, 52))
+        return builder.bitcast(bits, ir.DoubleType())
+
+    return types.float64(types.float64), codegen
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _exp(x):
+    """exp(x), -700 <= x <= 0: x = k log 2 + r."""
+    shifted = x * PER_LOG2 + SHIFTER
+    k = shifted - SHIFTER
+    r = (x - k * LOG2_HIGH) - k * LOG2_LOW
+    return _exp_polynomial(r) * _power_of_two(shifted)
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _erfcx(z):
+    """erfcx(z) = exp(z^2) erfc(z), 0 <= z <= LARGEST."""
+    v = ((z - MIDDLE) / (z + MIDDLE) - CENTRE) * SCALE
+    return _erfcx_polynomial(v) / (1 + 2 * z)
+
+
+# --- A bag ----------------------------------------------------------------------------------------
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def _times(H, start, stop, w, c, mu):
+    """mu = c + H w, four rows at a time."""
+    n, M, zero = stop - start, H.shape[1], w.dtype.type(0)
+    four = n - n % 4
+    for i in range(0, four, 4):
+        row = start + i
+        m0, m1, m2, m3 = zero, zero, zero, zero
+        for j in range(M):
+            m0 += H[row, j] * w[j]
+            m1 += H[row + 1, j] * w[j]
+            m2 += H[row + 2, j] * w[j]
+            m3 += H[row + 3, j] * w[j]
+        mu[i], mu[i + 1], mu[i + 2], mu[i + 3] = c + m0, c + m1, c + m2, c + m3
+    for i in range(four, n):
+        m0 = zero
+        for j in range(M):
+            m0 += H[start + i, j] * w[j]
+        mu[i] = c + m0
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _tails(mu, sigma, start, n, z, upper, hazard):
+    """z = t / sqrt 2, upper = 1 - Phi(t), without its factor exp(-z^2) where z > 0, and h(t)."""
+    for i in range(n):
+        z[i] = mu[i] / sigma[start + i] * ROOT_HALF
+        size = min(abs(z[i]), LARGEST)
+        e = _exp(-min(size * size, 700.0))
+        half = 0.5 * _erfcx(size)
+        left = z[i] < 0
+        upper[i] = 1 - e * half if left else half
+        # h = phi / (1 - Phi)
+        hazard[i] = INV_ROOT_2PI * (e if left else 1.0) / upper[i]
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _log_q(z, upper, n):
+    """log q = sum_i log(1 - Phi(t_i)), and the largest z."""
+    total, product, largest = 0.0, 1.0, z[0]
+    for i in range(n):
+        largest = max(largest, z[i])
+        total -= max(z[i], 0.0) ** 2
+        product *= upper[i]
+        if i % TOGETHER == TOGETHER - 1:
+            total += math.log(product)
+            product = 1.0
+    return total + math.log(product), largest
+
+
+@njit(error_model="numpy")
+@no_type_check
+def _log_q_near_one(z, n):
+    """log q where it is nearly 0: the sum keeps all digits of 1 - q."""
+    total = 0.0
+    for i in range(n):
+        total += math.log1p(-0.5 * math.erfc(-z[i]))
+    return total
+
+
+@njit(error_model="numpy")
+@no_type_check
+def _log_z(log_q, positive):
+    """log Z_b, and what multiplies sigma h in E - mu: -1 (eq. qmi_0), q / (1 - q) (eq. qmi_1)."""
+    if not positive:
+        return log_q, -1.0
+    p = -math.expm1(log_q)
+    return math.log(p), math.exp(log_q) / p
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _unsmooth(e, start, n, diagonal, first, column, weight, x):
+    """x = P e: the diagonal, and the weighted neighbours."""
+    for i in range(n):
+        total = diagonal[start + i] * e[i]
+        for k in range(first[start + i], first[start + i + 1]):
+            total -= weight[k] * e[column[k] - start]
+        x[i] = total
+
+
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def _add(H, start, n, x, at, out):
+    """out += H'x over n rows, four at a time."""
+    M = H.shape[1]
+    four = n - n % 4
+    for i in range(0, four, 4):
+        row, k = start + i, at + i
+        x0, x1, x2, x3 = x[k], x[k + 1], x[k + 2], x[k + 3]
+        for j in range(M):
+            out[j] += (x0 * H[row, j] + x1 * H[row + 1, j]) + (
+                x2 * H[row + 2, j] + x3 * H[row + 3, j]
+            )
+    for i in range(four, n):
+        for j in range(M):
+            out[j] += x[at + i] * H[start + i, j]
+
+
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def _against(H, start, stop, x, block, out):
+    """out += H'x, in x's dtype within ROWS rows, in float64 beyond."""
+    n = stop - start
+    for at in range(0, n, ROWS):
+        block[:] = 0
+        _add(H, start + at, min(ROWS, n - at), x, at, block)
+        for j in range(len(out)):
+            out[j] += block[j]
+
+
+# --- All bags -------------------------------------------------------------------------------------
+@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def one_pass(
+    H, sigma, offsets, positive, diagonal, first, column, weight, w, c, want_gradient
+):  # fmt: skip
+    """sum_b log Z_b with W'(E - c), or its gradient in w; and whether all was within range.
+
+    Products with H are in the dtype of w, everything else in float64.
+    """
+    largest = 0
+    for b in range(len(positive)):
+        largest = max(largest, offsets[b + 1] - offsets[b])
+    mu, z, upper = np.empty(largest), np.empty(largest), np.empty(largest)
+    hazard, e = np.empty(largest), np.empty(largest)
+    x, block, out = np.empty(largest, w.dtype), np.empty(len(w), w.dtype), np.zeros(len(w))
+    total = 0.0
+    for b in range(len(positive)):
+        start, stop = offsets[b], offsets[b + 1]
+        n = stop - start
+        _times(H, start, stop, w, c, mu)
+        _tails(mu, sigma, start, n, z, upper, hazard)
+        log_q, top = _log_q(z, upper, n)
+        doubtful = positive[b] and log_q > DOUBTFUL
+        if not log_q <= 0 or top > LARGEST or (doubtful and top < SMALLEST):
+            return total, out, False
+        if doubtful:
+            log_q = _log_q_near_one(z, n)
+        log_z, factor = _log_z(log_q, positive[b])
+        total += log_z
+        if want_gradient:
+            # d log Z / dmu = (E - mu) / sigma^2
+            for i in range(n):
+                x[i] = factor * hazard[i] / sigma[start + i]
+        else:
+            for i in range(n):
+                e[i] = mu[i] - c + factor * sigma[start + i] * hazard[i]
+            _unsmooth(e, start, n, diagonal, first, column, weight, x)
+        _against(H, start, stop, x, block, out)
+    return total, out, True
