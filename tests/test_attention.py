@@ -11,16 +11,19 @@ from sklearn.metrics import roc_auc_score
 from synthetic import dense_graphs, slide_coords, small_cohort, standardised
 
 from gpmil import Bags, persistence
-from gpmil.models.attention import TOLERANCE, AttentionMIL, Graphs, chebyshev
+from gpmil.graphs import laplacian
+from gpmil.models import attention
+from gpmil.models.attention import TOLERANCE, AttentionMIL, Graphs, chebyshev, squared
 from gpmil.models.deep import segment_softmax
 
 CPU = torch.device("cpu")
 ALPHAS = (0.1, 0.3, 2.0, 7.0)  # not one half: there alpha and 1 - alpha cannot be told apart
 KINDS = {"exact": (True, False), "kept": (True, True), "approximate": (False, False)}
+WAYS = [*KINDS, "padded"]  # as on a GPU
 
 gates = pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 alphas = pytest.mark.parametrize("alpha", ALPHAS)
-kinds = pytest.mark.parametrize("kind", KINDS)
+kinds = pytest.mark.parametrize("kind", WAYS)
 
 
 def small(**given):
@@ -153,8 +156,14 @@ def slides_graph(kind, sizes=(9, 1, 31, 14)):
     rng = np.random.default_rng(4)
     arrays = [np.zeros((n, 1)) for n in sizes]
     bags = Bags.from_arrays(arrays, coords=[slide_coords(rng, n) for n in sizes], step=7.0)
-    exact, fixed = KINDS[kind]
-    return Graphs(bags.adjacency, bags.offsets, CPU, exact, fixed), dense_graphs(bags)
+    return made(bags, kind), dense_graphs(bags)
+
+
+def made(bags, kind):
+    """Graphs that smooth in one of the four ways."""
+    found = Graphs(bags.adjacency, bags.offsets, CPU, *KINDS.get(kind, (False, False)))
+    found.C = laplacian(bags.adjacency) if kind == "padded" else None
+    return found
 
 
 @kinds
@@ -176,14 +185,15 @@ def test_approximate_and_exact_smoothing_agree(alpha):
     s = torch.from_numpy(np.random.default_rng(2).normal(size=54))
     strength = torch.tensor(alpha, dtype=torch.float64)
     chosen = np.arange(3)[::-1].copy()
-    found = [slides_graph(kind)[0].smooth(s[:41], strength, chosen) for kind in KINDS]
+    found = [slides_graph(kind)[0].smooth(s[:41], strength, chosen) for kind in WAYS]
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-13)
     torch.testing.assert_close(found[0], found[2], rtol=0, atol=TOLERANCE * 7)
+    torch.testing.assert_close(found[0], found[3], rtol=0, atol=TOLERANCE * 7)
     unsmoothed = (found[0] - s[:41]).abs().max()
     assert unsmoothed > 0.05  # they agree on something
 
 
-@pytest.mark.parametrize("kind", ["exact", "approximate"])
+@pytest.mark.parametrize("kind", ["exact", "approximate", "padded"])
 @alphas
 def test_slopes_of_smoothing(kind, alpha):
     graphs, dense = slides_graph(kind)
@@ -230,10 +240,7 @@ def test_large_bags_smooth_alike(alpha):
     bags = Bags.from_arrays([np.zeros((len(side), 1))], coords=[side * 3], step=3)
     s = torch.from_numpy(np.random.default_rng(0).normal(size=len(side)))
     strength = torch.tensor(alpha, dtype=torch.float64)
-    found = [
-        Graphs(bags.adjacency, bags.offsets, CPU, *kind).smooth(s, strength, np.array([0]))
-        for kind in KINDS.values()
-    ]
+    found = [made(bags, kind).smooth(s, strength, np.array([0])) for kind in KINDS]
     P = sp.eye_array(len(side)) + alpha * sp.csgraph.laplacian(bags.adjacency)
     np.testing.assert_allclose(P @ found[0].numpy(), s, atol=1e-10)
     np.testing.assert_array_equal(found[0], found[1])
@@ -251,6 +258,65 @@ def test_chebyshev_keeps_its_word(n, alpha, tolerance, seed):
     found = chebyshev(alpha, lambda x: C @ x, largest, torch.from_numpy(s), tolerance).numpy()
     expected = oracle.smoothed(s, A, alpha)
     assert np.linalg.norm(found - expected) <= (tolerance + 1e-12) * np.linalg.norm(expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.floats(1e-3, 300), st.floats(1e-9, 0.1), st.integers(0, 99))
+def test_repeated_squaring_keeps_its_word(n, alpha, tolerance, seed):
+    rng = np.random.default_rng(seed)
+    A = np.triu(rng.random((3, n, n)) * (rng.random((3, n, n)) < 0.4), 1)
+    A = A + A.transpose(0, 2, 1)
+    C = np.array([oracle.laplacian(own) for own in A])
+    found = squared(alpha, torch.from_numpy(C), 2 * float(A.sum(2).max()), tolerance).numpy()
+    for own, sigma in zip(C, found):
+        expected = np.linalg.inv(np.eye(n) + alpha * own)
+        error = np.linalg.norm(sigma - expected, 2)
+        assert error <= (tolerance + 1e-12) * np.linalg.norm(expected, 2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 17), min_size=3, max_size=9), st.data())
+def test_the_graphs_of_a_batch_are_cut_out_of_the_cohort(sizes, data):
+    """From where edges lie together, against indexing rows and columns of the whole."""
+    rng = np.random.default_rng(sum(sizes))
+    coords = [slide_coords(rng, n) for n in sizes]
+    bags = Bags.from_arrays([np.zeros((n, 1)) for n in sizes], coords=coords, step=7.0)
+    order = data.draw(st.permutations(range(len(sizes))))
+    parts = [np.array(order[:1]), np.array(order[1:])]
+    graphs, dense = made(bags, "padded"), dense_graphs(bags)
+    for part, padded in zip(parts, graphs._side_by_side(parts), strict=True):
+        rows = np.concatenate([np.arange(*bags.offsets[b : b + 2]) for b in part])
+        expected = bags.adjacency[rows][:, rows].toarray()
+        np.testing.assert_array_equal(graphs._block(part).toarray(), expected)
+        for b, C in zip(part, padded.laplacians(), strict=True):
+            n = sizes[b]
+            np.testing.assert_array_equal(C[:n, :n], oracle.laplacian(dense[b]))
+            assert not C[n:].any() and not C[:, n:].any()
+
+
+def test_bags_too_large_to_be_padded_are_not(monkeypatch):
+    monkeypatch.setattr(attention, "PADDED", 2 * 14**2)
+    graphs, dense = slides_graph("padded")
+    parts = [np.array([0, 3]), np.array([2]), np.array([0, 1, 3])]
+    assert [p is None for p in graphs._side_by_side(parts)] == [False, True, True]
+    s, strength = torch.from_numpy(np.arange(31.0) % 7), torch.tensor(0.3, dtype=torch.float64)
+    expected = oracle.smoothed(s.numpy(), dense[2], 0.3)
+    np.testing.assert_allclose(graphs.smooth(s, strength, parts[1]), expected, atol=1e-5)
+
+
+def test_training_with_padded_graphs_is_the_same(cohort, monkeypatch):
+    def trained():
+        return small(smooth="learn", smoothing="approximate", dtype="float64").fit(cohort)
+
+    sparse = trained()
+    monkeypatch.setattr(
+        AttentionMIL, "_graphs", lambda self, bags, *others, **more: made(bags, "padded")
+    )
+    padded = trained()
+    assert padded.smooth_ == pytest.approx(sparse.smooth_, rel=1e-5)
+    np.testing.assert_allclose(
+        padded.decision_function(cohort), sparse.decision_function(cohort), atol=1e-5
+    )
 
 
 @gates

@@ -9,6 +9,7 @@ from synthetic import pri
 
 import gpmil
 from gpmil import features, fused, inference
+from gpmil.models import attention, deep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,6 +90,44 @@ def test_networks_agree(model):
         model.set_params(dropout=0.0)  # the random streams of the two differ
     cpu, gpu = (clone(model).set_params(device=d).fit(bags) for d in ("cpu", "cuda"))
     assert relative_error(gpu.decision_function(bags), cpu.decision_function(bags)) < 1e-6
+
+
+def test_smoothing_of_bags_too_large_to_be_padded_agrees():
+    bags = gpmil.simulate.cohort(n_bags=6, n_features=16, seed=5, mean_size=1300)
+    assert bags.sizes.max() ** 2 > attention.PADDED
+    model = gpmil.AttentionMIL(smooth="learn", smoothing="approximate", batch_size=2)
+    model.set_params(max_epochs=3, dtype="float64", random_state=1)
+    cpu, gpu = (clone(model).set_params(device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert gpu.smooth_ == pytest.approx(cpu.smooth_, rel=1e-5)
+    assert relative_error(gpu.attention(bags), cpu.attention(bags)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        gpmil.AttentionMIL(gated=True, dropout=0.1),
+        gpmil.AttentionMIL(smooth=0.7, smoothing="approximate"),
+        gpmil.MeanPoolMIL(),
+        gpmil.MaxPoolMIL(),
+    ],
+    ids=repr,
+)
+def test_a_training_step_does_not_wait_for_the_gpu(model, monkeypatch):
+    bags = gpmil.simulate.cohort(n_bags=16, n_features=16, seed=3)
+    batches = deep.Cohort.batches
+
+    def watched(self, parts):
+        for batch in batches(self, parts):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                yield batch
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(deep.Cohort, "batches", watched)
+    assert (
+        len(model.set_params(max_epochs=2, random_state=0, device="cuda").fit(bags).history_) == 2
+    )
 
 
 # --- The fused sweep ------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ import numpy as np
 import oracles_attention as oracle
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
@@ -351,6 +353,42 @@ def test_kept_inputs_are_those_made_when_asked(dtype, monkeypatch):
     assert kept.kept is not None and asked.kept is None
     rows = np.array([5, 2, 2, 11])
     assert torch.equal(kept(rows), asked(rows))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
+def test_batches_are_the_bags_one_by_one(sizes, data):
+    """However many go to the device at a time, and wherever the inputs are."""
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    raw = np.arange(3.0 * offsets[-1]).reshape(-1, 3)
+    order = np.array(data.draw(st.permutations(range(len(sizes)))))
+    cuts = data.draw(st.sets(st.integers(1, len(sizes))))
+    parts = [part for part in np.split(order, sorted(cuts)) if len(part)]
+    room, moved = data.draw(st.sampled_from([0, 1e9])), data.draw(st.integers(1, 30))
+    inputs = Inputs(raw, standardizer(raw), torch.float64, CPU, room)
+    x = standardizer(raw)(raw, CPU).numpy()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deep, "MOVED", moved)
+        batches = list(Cohort(inputs, offsets).batches(parts))
+    for part, batch in zip(parts, batches, strict=True):
+        expected = np.concatenate([x[offsets[b] : offsets[b + 1]] for b in part])
+        segment = np.concatenate([np.full(sizes[b], k) for k, b in enumerate(part)])
+        np.testing.assert_array_equal(batch.x, expected)
+        np.testing.assert_array_equal(batch.segment, segment)
+        np.testing.assert_array_equal(batch.bags, part)
+        np.testing.assert_array_equal(batch.chosen, part)
+        assert batch.smooth is None and len(batch) == len(part)
+
+
+def test_the_loss_of_an_epoch_is_the_mean_of_its_bags():
+    """A last batch that is smaller does not count for more; nothing is learned on the way."""
+    bags = small_cohort(seed=5)
+    assert len(bags) % 4
+    model = small(dtype="float64", learning_rate=1e-300, weight_decay=0.0, max_epochs=1).fit(bags)
+    logit = [oracle.mean_logit(x, model.weights_) for x in standardised(bags)]
+    weights = len(bags) / (2 * np.bincount(bags.labels))[bags.labels]
+    expected = weights * np.logaddexp(0, np.where(bags.labels, -1, 1) * logit)
+    assert model.history_[0]["train_loss"] == pytest.approx(expected.mean(), rel=1e-12)
 
 
 @each

@@ -7,8 +7,9 @@ one after the other, and sums over a bag are segment sums: nothing is padded.
 import copy
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +37,7 @@ logger = logging.getLogger("gpmil")
 Model = TypeVar("Model", bound="DeepMIL")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 ROWS = 2**15  # instances predicted at a time, unless one bag has more
+MOVED = 2**20  # instances whose numbers go to the device at a time
 ROOM = 2 * 2**30  # bytes of network inputs kept in memory while training on a CPU
 FEWEST = 5  # bags (patients) of each class below which none are held out to stop early
 ARRAYS = ("classes_", "feature_mean_", "feature_scale_", "feature_components_")
@@ -60,7 +62,8 @@ class Batch:
     x: Float[Tensor, "n d"]
     segment: Int[Tensor, " n"]  # the place in the batch of each instance's bag
     bags: Int[np.ndarray, " b"]  # their numbers in the cohort
-    graphs: Any = None  # neighbour graphs of the cohort, for a network that uses them
+    chosen: Int[Tensor, " b"]  # the same, where x is
+    smooth: Callable[[Tensor, Tensor], Tensor] | None = None  # scores over neighbours, where asked
 
     def __len__(self) -> int:
         return len(self.bags)
@@ -68,25 +71,28 @@ class Batch:
 
 def segment_sum(x: Float[Tensor, "n *d"], segment: Int[Tensor, " n"], b: int) -> Tensor:
     """The sum over each bag, (b, ...)."""
-    return x.new_zeros(b, *x.shape[1:]).index_add(0, segment, x)
+    return x.new_zeros(b, *x.shape[1:]).index_add_(0, segment, x)
 
 
 def segment_mean(x: Float[Tensor, "n d"], segment: Int[Tensor, " n"], b: int) -> Tensor:
     """The mean over each bag, (b, d)."""
-    return segment_sum(x, segment, b) / segment.bincount(minlength=b)[:, None]
+    # not by bincount, which makes the CPU wait for a GPU
+    sizes = segment_sum(torch.ones_like(x[:, 0]), segment, b)
+    return segment_sum(x, segment, b) / sizes[:, None]
 
 
 def segment_max(x: Float[Tensor, " n"], segment: Int[Tensor, " n"], b: int) -> Float[Tensor, " b"]:
     """The maximum over each bag."""
-    return x.new_full((b,), -torch.inf).scatter_reduce(0, segment, x, "amax")
+    return x.new_full((b,), -torch.inf).scatter_reduce_(0, segment, x, "amax")
 
 
 def segment_softmax(
     x: Float[Tensor, " n"], segment: Int[Tensor, " n"], b: int
 ) -> Float[Tensor, " n"]:
     """exp(x_i) / sum_j exp(x_j) over each bag; the largest is taken off, so none overflows."""
-    e = (x - segment_max(x.detach(), segment, b)[segment]).exp()
-    return e / segment_sum(e, segment, b)[segment]
+    # index_select, not [segment]: its gradient adds up where the other first sorts
+    e = (x - segment_max(x.detach(), segment, b).index_select(0, segment)).exp()
+    return e / segment_sum(e, segment, b).index_select(0, segment)
 
 
 class Inputs:
@@ -112,11 +118,19 @@ class Inputs:
                 rows = slice(start, start + features.ROWS)
                 self.kept[rows] = feature_map(raw[rows], device).to(dtype)
 
+    def index(self, rows: Int[np.ndarray, " n"]) -> Int[Tensor, " n"]:
+        """Numbers of instances, where they are looked up."""
+        return torch.from_numpy(rows).to("cpu" if self.kept is None else self.device)
+
+    def take(self, rows: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        """The inputs of some instances, by their `index`."""
+        if self.kept is not None:
+            return self.kept.index_select(0, rows)
+        return self.feature_map(self.raw[rows.numpy()], self.device).to(self.dtype)
+
     def __call__(self, rows: Int[np.ndarray, " n"]) -> Float[Tensor, "n d"]:
         """The inputs of some instances."""
-        if self.kept is not None:
-            return self.kept[torch.from_numpy(rows).to(self.device)]
-        return self.feature_map(self.raw[rows], self.device).to(self.dtype)
+        return self.take(self.index(rows))
 
 
 @dataclass(frozen=True)
@@ -125,21 +139,49 @@ class Cohort:
 
     inputs: Inputs
     offsets: Int[np.ndarray, " edges"]
-    graphs: Any = None
+    graphs: Any = None  # of neighbours, for a network that uses them
 
-    def batch(self, bags: Int[np.ndarray, " b"]) -> Batch:
-        """Some bags, in the order given."""
-        sizes = self.offsets[bags + 1] - self.offsets[bags]
-        segment = torch.from_numpy(np.repeat(np.arange(len(bags)), sizes)).to(self.inputs.device)
-        return Batch(self.inputs(instance_rows(self.offsets, bags)), segment, bags, self.graphs)
+    def batches(self, parts: Sequence[np.ndarray]) -> Iterator[Batch]:
+        """A batch of each part, its bags in the order given.
+
+        What batches are made of goes to the device for many of them at a time: a copy a batch
+        would take longer than a step of a small network.
+        """
+        rows = np.array([self._sizes(part).sum() for part in parts], dtype=np.int64)
+        for few in _cut(rows, MOVED):
+            yield from self._moved([parts[k] for k in few])
 
     def runs(self, bags: Int[np.ndarray, " b"], rows: int = ROWS) -> Iterator[Batch]:
         """Those bags in batches of about `rows` instances."""
-        if not len(bags):
-            return
-        stop = np.cumsum(self.offsets[bags + 1] - self.offsets[bags])
-        for part in np.split(bags, np.flatnonzero(np.diff((stop - 1) // rows)) + 1):
-            yield self.batch(part)
+        return self.batches([bags[few] for few in _cut(self._sizes(bags), rows)])
+
+    def _sizes(self, bags: Int[np.ndarray, " b"]) -> Int[np.ndarray, " b"]:
+        return self.offsets[bags + 1] - self.offsets[bags]
+
+    def _moved(self, parts: Sequence[np.ndarray]) -> Iterator[Batch]:
+        bags, counts = np.concatenate(parts), [len(part) for part in parts]
+        sizes = self._sizes(bags)
+        place = np.concatenate([np.arange(n) for n in counts])
+        rows = [int(self._sizes(part).sum()) for part in parts]
+        device = self.inputs.device
+        pieces = zip(
+            parts,
+            torch.from_numpy(bags).to(device).split(counts),
+            torch.from_numpy(np.repeat(place, sizes)).to(device).split(rows),
+            self.inputs.index(instance_rows(self.offsets, bags)).split(rows),
+            repeat(None, len(parts)) if self.graphs is None else self.graphs.batches(parts),
+            strict=True,
+        )
+        for part, chosen, segment, index, smooth in pieces:
+            yield Batch(self.inputs.take(index), segment, part, chosen, smooth)
+
+
+def _cut(sizes: Int[np.ndarray, " k"], rows: int) -> list[np.ndarray]:
+    """0, 1, ..., k - 1 in runs of about `rows` together; none where there is nothing."""
+    if not len(sizes):
+        return []
+    ends = np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // rows)) + 1
+    return np.split(np.arange(len(sizes)), ends)
 
 
 # ------------------------------------------------------------------ networks
@@ -201,6 +243,9 @@ class Training:
     best_epoch: int = 0
     converged: bool | None = None  # stopped early; None where no bags were held out
 
+    def __post_init__(self) -> None:
+        self.signs = 1 - 2 * self.labels
+
     def run(
         self,
         network: Network,
@@ -211,7 +256,9 @@ class Training:
 
         The weights of the epoch with the lowest held-out loss are put back.
         """
-        optimiser = torch.optim.AdamW(network.groups(self.learning_rate, self.weight_decay))
+        groups = network.groups(self.learning_rate, self.weight_decay)
+        # one kernel for all weights on a GPU
+        optimiser = torch.optim.AdamW(groups, fused=self.labels.is_cuda or None)
         best, kept = np.inf, None
         for epoch in range(1, self.max_epochs + 1):
             entry: dict[str, Any] = {"epoch": epoch}
@@ -235,16 +282,20 @@ class Training:
     ) -> float:
         """One pass over the bags in a new order; the mean loss on the way."""
         network.train()
-        total = 0.0
         order = self.random.permutation(bags)
-        for start in range(0, len(order), self.batch_size):
-            batch = self.cohort.batch(order[start : start + self.batch_size])
-            loss = self._losses(network, batch).mean()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            total += float(loss.detach()) * len(batch)
-        return total / len(bags)
+        parts = [order[k : k + self.batch_size] for k in range(0, len(order), self.batch_size)]
+        losses = []
+        # gradients in this thread: a step is so small that handing it to another would take longer
+        with torch.autograd.set_multithreading_enabled(False):
+            for batch in self.cohort.batches(parts):
+                loss = self._losses(network, batch).mean()
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                losses.append(loss.detach())
+        # read once: reading every loss would make the CPU wait for the device at every step
+        found = torch.stack(losses).double().cpu().numpy()
+        return float(found @ [len(part) for part in parts]) / len(bags)
 
     @torch.no_grad()
     def loss(self, network: Network, bags: Int[np.ndarray, " v"]) -> float:
@@ -254,10 +305,9 @@ class Training:
         return float(torch.cat(found).mean())
 
     def _losses(self, network: Network, batch: Batch) -> Float[Tensor, " b"]:
-        chosen = torch.from_numpy(batch.bags).to(self.labels.device)
-        return nn.functional.binary_cross_entropy_with_logits(
-            network(batch), self.labels[chosen], self.weights[chosen], reduction="none"
-        )
+        sign, weights = (a.index_select(0, batch.chosen) for a in (self.signs, self.weights))
+        # -log P(y) = log(1 + exp(-t)) of a positive bag with logit t, log(1 + exp(t)) of another
+        return weights * nn.functional.softplus(sign * network(batch))
 
     def _note(self, entry: dict[str, Any]) -> None:
         found = [v for v in (entry["train_loss"], entry["validation_loss"]) if v is not None]
