@@ -3,9 +3,11 @@
 import json
 import math
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -474,6 +476,26 @@ def test_a_finished_part_is_not_computed_again(small, tmp_path, monkeypatch):
         assert (a.probability == b.probability).all()
         assert (a.patch_probability == b.patch_probability).all()
         assert (a.flagged, a.fit_seconds, a.notes) == (b.flagged, b.fit_seconds, b.notes)
+
+
+def test_several_jobs_start_with_the_longest_parts(small, tmp_path, monkeypatch):
+    both, started = threading.Barrier(2, timeout=20), []
+
+    def compute(part):
+        started.append(part.method.effort)
+        if len(started) <= 2:
+            both.wait()  # neither ends before the other starts
+        odds = np.full(len(small.test), part.method.effort)
+        return Run(odds, odds, None, None, 0.0, 0.0, {})
+
+    monkeypatch.setattr(study, "compute", compute)
+    few = [replace(small_method(f"pr{k}"), effort=k) for k in (2.0, 1.0, 7.0, 3.0)]
+    plans = study.planned(small, few, 1, flags=False)
+    with joblib.parallel_config(backend="threading"):
+        found = list(study.carry_out(plans, tmp_path, n_jobs=2))
+    assert sorted(started[:2]) == [3.0, 7.0]
+    assert {id(part) for part, _, _ in found} == {id(part) for part in plans}
+    assert all((run.log_odds == part.method.effort).all() for part, run, _ in found)
 
 
 def test_other_settings_and_broken_files_are_computed(small, tmp_path):

@@ -192,17 +192,20 @@ def carry_out(
             waiting.append(part)
         else:
             yield part, known, True
-    work = joblib.Parallel(n_jobs=n_jobs, return_as="generator")(
-        joblib.delayed(_compute_and_keep)(part, files[id(part)]) for part in waiting
+    if n_jobs != 1:  # the longest first, or the last of them would run alone
+        waiting.sort(key=lambda part: -part.effort)
+    work = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")(
+        joblib.delayed(_compute_and_keep)(k, part, files[id(part)])
+        for k, part in enumerate(waiting)
     )
-    for part, run in zip(waiting, work):
-        yield part, run, False
+    for k, run in work:
+        yield waiting[k], run, False
 
 
-def _compute_and_keep(part: Part, file: Path) -> Run:
+def _compute_and_keep(number: int, part: Part, file: Path) -> tuple[int, Run]:
     run = compute(part)
     keep(run, file)
-    return run
+    return number, run
 
 
 def collect(
