@@ -17,7 +17,7 @@ import gpmil
 from gpmil import compiled, coupling, pieces
 
 pytest.importorskip("numba", reason="pip install 'gpmil[fast]'")
-compiled_kernel = pytest.importorskip("gpmil.compiled_kernel")
+tails = pytest.importorskip("gpmil.kernels.tails")
 
 CPU = torch.device("cpu")
 
@@ -71,11 +71,11 @@ def patching():
 
 # --- Functions ------------------------------------------------------------------------------------
 def test_erfcx_and_exp_keep_their_digits():
-    z = np.concatenate([np.linspace(0, 8, 4001), np.linspace(8, compiled_kernel.LARGEST, 700)])
-    found = np.array([compiled_kernel._erfcx(x) for x in z])
+    z = np.concatenate([np.linspace(0, 8, 4001), np.linspace(8, tails.LARGEST, 700)])
+    found = np.array([tails._erfcx(x) for x in z])
     assert np.abs(found / erfcx(z) - 1).max() < 1e-14
     x = np.concatenate([[-0.0], -np.geomspace(1e-9, 700, 4001)])
-    found = np.array([compiled_kernel._exp(value) for value in x])
+    found = np.array([tails._exp(value) for value in x])
     assert np.abs(found / np.exp(x) - 1).max() < 2e-15
 
 
@@ -166,10 +166,10 @@ def test_little_work_goes_the_plain_way():
 
 def test_without_numba_the_plain_way(monkeypatch, caplog):
     monkeypatch.setattr(compiled, "WORTH", 0)
-    compiled.kernel.cache_clear()
+    compiled.kernels.cache_clear()
     try:
-        monkeypatch.setitem(sys.modules, "gpmil.compiled_kernel", None)
-        monkeypatch.delattr(gpmil, "compiled_kernel")
+        monkeypatch.setitem(sys.modules, "gpmil.kernels.passes", None)
+        monkeypatch.delattr("gpmil.kernels.passes")
         with caplog.at_level("INFO", logger="gpmil"):
             chunk = chunk_of([4, 6], 3, 0.4, torch.float64, 2)
             w = torch.ones(3, dtype=torch.float64)
@@ -178,7 +178,7 @@ def test_without_numba_the_plain_way(monkeypatch, caplog):
             assert torch.isfinite(chunk.pull(w, 0.0)[1]).all()
         assert caplog.text.count("gpmil[fast]") == 1
     finally:
-        compiled.kernel.cache_clear()
+        compiled.kernels.cache_clear()
 
 
 # --- In a fit -------------------------------------------------------------------------------------

@@ -1,17 +1,19 @@
-"""One pass over the bags as a compiled loop, for CPUs: H comes from memory once.
+"""Loops compiled for CPUs, and when they are used: a pass over the bags, and EP's arithmetic.
 
 The plain pass (pieces.Chunk) reads H twice, for mu = c + H w and for H'x, with some thirty vector
-operations between them. In the loop of compiled_kernel.py a bag is finished before the next one
-is begun: its rows of H are still in the cache when they are needed again, and nothing is written
-but the M sums. It needs Numba (`pip install 'gpmil[fast]'`) and is compiled at its first use, some
-seconds once; Numba keeps the result beside the package or in the user's cache.
+operations between them. In the loop of kernels/passes.py a bag is finished before the next one is
+begun: its rows of H are still in the cache when they are needed again, and nothing is written but
+the M sums.
 
-Both functions return None where they do not apply: no Numba, too little work to be worth it,
-another device, numbers outside the range of the loop. The caller goes the plain way then.
+They need Numba (`pip install 'gpmil[fast]'`) and are compiled at their first use, some seconds
+once; Numba keeps the result beside the package or in the user's cache. Every function here returns
+None where it does not apply: no Numba, too little work to be worth it, another device, numbers
+outside the range of the loop. The caller goes the plain way then.
 """
 
 import functools
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,9 +64,9 @@ def _one_pass(
     c: float,
     want_gradient: bool,
 ) -> Sums | None:
-    if H.is_cuda or H.numel() < WORTH or not H.is_contiguous() or kernel() is None:
+    if H.is_cuda or H.numel() < WORTH or not H.is_contiguous() or kernels() is None:
         return None
-    log_z, total, in_range = kernel().one_pass(
+    log_z, total, in_range = kernels().passes.one_pass(
         *(x.numpy() for x in (H, sigma, offsets, positive)),
         *_rows(precision, len(sigma)),
         w.numpy(),
@@ -83,15 +85,20 @@ def _rows(precision: Precision | None, n: int) -> tuple[np.ndarray, ...]:
     return tuple(part.numpy() for part in parts)
 
 
+def sites() -> Any:
+    """The module with the vector arithmetic of EP; None where torch's is to be used."""
+    return None if kernels() is None else kernels().sites
+
+
 @functools.cache
-def kernel() -> Any:
-    """The module with the loop; None without Numba, or with one that cannot be used here."""
+def kernels() -> Any:
+    """The package of loops; None without Numba, or with one that cannot be used here."""
     try:
-        from gpmil import compiled_kernel
+        from gpmil.kernels import passes, sites
     except (ImportError, RuntimeError) as error:  # RuntimeError: no place for its cache
         logger.info(
             "passes over the bags are not compiled, which costs up to half of the speed (%s): "
             "pip install 'gpmil[fast]'", error,
         )  # fmt: skip
         return None
-    return compiled_kernel
+    return SimpleNamespace(passes=passes, sites=sites)

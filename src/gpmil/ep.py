@@ -117,25 +117,31 @@ def gaussian_step(
     """Marginals of N(mu, S) times the sites; no inverse of S."""
     tau, nu = sites
     root = tau.sqrt()
-    scaled = root[:, :, None] * cov
+    n = root.shape[-1]
+    # s = T^-.5 nu; s - T^.5 mu rides along with T^.5 S as one more column
+    s = torch.where(tau > 0, nu / root, 0.0)
+    right = torch.empty((*root.shape, n + 1), dtype=root.dtype, device=root.device)
+    scaled = torch.mul(root[:, :, None], cov, out=right[..., :n])
+    right[..., n] = s - root * mu
     b = scaled * root[:, None, :]
     b.diagonal(dim1=-2, dim2=-1).add_(1.0)
     lower = torch.linalg.cholesky(b)
-    half = torch.linalg.solve_triangular(lower, scaled, upper=False)
+    solved = torch.linalg.solve_triangular(lower, right, upper=False)
+    half, white = solved[..., :n], solved[..., n]
     prior = cov.diagonal(dim1=-2, dim2=-1)
     var = (prior - half.square().sum(-2)).clamp(min=1e-300)
     left = 1 - tau * var
+    # with x = B^-1 (s - T^.5 mu): mhat = mu + S T^.5 x = mu + (L^-1 T^.5 S)' L'x
+    mean = mu + _matvec(half.mT, white)
     weight = tau * prior
     if float(weight.max()) > DEEP:
-        # Both differences cancel: v p = diag B^-1, v = (1 - v p) / tau
+        # Both differences cancel: v p = diag B^-1, v = (1 - v p) / tau, mhat = T^-.5 (s - x)
         left = _inverse(lower).square().sum(-2)
         var = torch.where(weight > 1, (1 - left) / tau, var)
-    # s = T^-.5 nu and x = B^-1 (s - T^.5 mu) are of the order of the result in the deepest tail:
-    # mhat = mu + S T^.5 x = T^-.5 (s - x),  lZG = -log|B|/2 + s's/2 - (s - T^.5 mu)'x/2
-    s = torch.where(tau > 0, nu / root, 0.0)
-    white = _solve(lower, s - root * mu)
-    x = _solve(lower.mT, white, upper=True)
-    mean = torch.where(weight > 1, (s - x) / root, mu + _matvec(cov, root * x))
+        x = _solve(lower.mT, white, upper=True)
+        mean = torch.where(weight > 1, (s - x) / root, mean)
+    # s and x are of the order of the result in the deepest tail:
+    # lZG = -log|B|/2 + s's/2 - (s - T^.5 mu)'x/2
     log_gauss = (s * s - white * white).sum(-1) / 2 - _log_diagonal(lower)
     return Gauss(mean, var, left.clamp(min=1e-15), log_gauss), Factors(lower, half)
 
@@ -144,7 +150,7 @@ def covariance(
     cov: Float[Tensor, "b n n"], tau: Float[Tensor, "b n"], factors: Factors
 ) -> Float[Tensor, "b n n"]:
     """V = (S^-1 + T)^-1."""
-    v = cov - factors.half.mT @ factors.half
+    v = torch.baddbmm(cov, factors.half.mT, factors.half, alpha=-1)
     weight = tau * cov.diagonal(dim1=-2, dim2=-1)
     if float(weight.max()) > DEEP:
         # V = T^-.5 (I - B^-1) T^-.5 between sites that outweigh the prior

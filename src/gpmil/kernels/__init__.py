@@ -1,0 +1,1 @@
+"""Loops that Numba compiles; compiled.py says when they are used and what they replace."""
