@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -263,3 +265,31 @@ def test_float32_storage_is_close(bags, solver):
     )
     assert b.converged_
     assert 0 < relative_error(b.posterior_mean_, a.posterior_mean_) < 1e-4
+
+
+# --- A sample to start with -------------------------------------------------------------------
+
+
+def test_the_share_of_a_cohort_weighs_the_prior(bags):
+    problem = problem_of(bags, some_inducing(bags, 12), 0.7, variance=3.0)
+    twice = replace(problem, chunks=[*problem.chunks, *problem.chunks], share=2.0)
+    w, doubled = (inference.direct(p, 50, 1e-11).w for p in (problem, twice))
+    assert relative_error(doubled, w) < 1e-9
+
+
+def test_a_sample_only_changes_the_way(bags, monkeypatch):
+    monkeypatch.setattr(pieces, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(inference, "EVERY", 3)
+    problem = problem_of(bags, some_inducing(bags, 12), 0.7, variance=3.0, c=-0.5)
+    assert len(problem.chunks) >= 3 * inference.FEWEST
+    start = inference._from_a_sample(problem, 50)
+    assert float(start.norm()) > 0
+    zero = torch.zeros_like(start)
+    assert inference.rise(problem, start)[0] > inference.rise(problem, zero)[0]
+    w, from_zero = inference.direct(problem, 50, 1e-11), inference.direct(problem, 50, 1e-11, zero)
+    assert w.converged and relative_error(w.w, from_zero.w) < 1e-9
+
+
+def test_few_pieces_start_at_zero(bags):
+    problem = problem_of(bags, some_inducing(bags, 12), 0.7)
+    assert not inference._from_a_sample(problem, 50).any()

@@ -15,7 +15,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,9 @@ logger = logging.getLogger("gpmil")
 SIDE_BY_SIDE = 8  # chunks from which threads pay
 WARM_SWEEPS = 4  # plain sweeps before Newton: most of the distance at a tenth of the cost
 SERVES = 0.1  # a Hessian is kept while a step with it leaves at most so much of the residual
+EVERY = 8  # of the pieces of a large cohort make the sample that the direct solver starts with
+FEWEST = 4  # pieces in such a sample
+NEAR = 1.0  # relative residual at which a sample has served: its optimum is not the one of all
 SHORTEST = 2.0**-6  # a line search that needs a shorter step than this gives up
 
 
@@ -48,6 +51,7 @@ class Problem:
     c: float
     n_instances: int
     constant: float  # of the collapsed bound
+    share: float = 1.0  # of the cohort that the pieces are; the prior on w weighs as much
 
     def solve_R(self, x: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
         """R^-1 x."""
@@ -253,7 +257,7 @@ def direct(
     A Hessian costs several gradients, so it is kept for as long as it serves: while every step
     brings the residual down tenfold.
     """
-    w = torch.zeros_like(problem.R[0]) if start is None else start
+    w = _from_a_sample(problem, max_iter) if start is None else start
     value, gradient, curvature = collapsed_bound(problem, w)
     residual, trace, fresh = float("inf"), [value], True
     for step in range(1, max_iter + 1):
@@ -278,6 +282,20 @@ def direct(
     return _finish(w, max_iter, residual, tol, trace)
 
 
+def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
+    """Where the solver starts: at zero, or at the optimum of some pieces where there are many.
+
+    Most steps lead from zero to near the optimum; a sample shows the way as well as all pieces.
+    """
+    some = problem.chunks[::EVERY]
+    if len(some) < FEWEST:
+        return torch.zeros_like(problem.R[0])
+    sample = replace(problem, chunks=some, share=problem.share * len(some) / len(problem.chunks))
+    with warnings.catch_warnings():  # no convergence is no matter here
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return direct(sample, max_iter, NEAR, torch.zeros_like(problem.R[0])).w
+
+
 def _stalled(trace: list[float]) -> bool:
     """The bound has not risen beyond rounding for ten steps: what is left is noise."""
     recent = trace[-11:]
@@ -290,13 +308,14 @@ def collapsed_bound(
     """L(w), its gradient H'gamma - w, and the Hessian of -L."""
     log_z, gradient, curvature = summed(problem, "bound", w, problem.c)
     eye = torch.eye(len(w), dtype=w.dtype, device=w.device)
-    return log_z - float(w @ w) / 2, gradient - w, eye + curvature
+    prior = problem.share
+    return log_z - prior * float(w @ w) / 2, gradient - prior * w, prior * eye + curvature
 
 
 def rise(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float, Float[Tensor, " M"]]:
     """L(w) and its gradient."""
     log_z, gradient = summed(problem, "rise", w, problem.c)
-    return log_z - float(w @ w) / 2, gradient - w
+    return log_z - problem.share * float(w @ w) / 2, gradient - problem.share * w
 
 
 def _ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
