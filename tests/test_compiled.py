@@ -235,3 +235,30 @@ def test_two_hundred_sweeps_equal_the_dense_oracle(strength, dtype, tolerance, m
     )
     E = bags.split(np.random.default_rng(11).standard_normal(bags.n_instances))
     assert relative_error(model.posterior_mean_, oracle.sweeps(E, 200)) < tolerance
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.9])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
+def test_all_sweeps_in_one_loop_are_the_sweeps(strength, dtype, tolerance, monkeypatch):
+    bags = small_cohort(seed=6, n_bags=11, sizes=(1, 30))
+    given = {
+        "coupling": strength, "variance": 2.0, "mean": -0.3, "dtype": dtype, "solver": "sweeps",
+        "max_iter": 37, "inducing": some_inducing(bags, 9), "random_state": 4,
+    }  # fmt: skip
+    plain = pri(**given).fit(bags)
+    monkeypatch.setattr(compiled, "WORTH", 0)
+    found, inner = [], compiled.sweeps
+    monkeypatch.setattr(compiled, "sweeps", lambda *a: found.append(inner(*a)) or found[-1])
+    fast = pri(**given).fit(bags)
+    assert len(found) == 1 and found[0] is not None
+    assert relative_error(fast.posterior_mean_, plain.posterior_mean_) < tolerance
+    assert len(fast.elbo_trace_) == len(plain.elbo_trace_)
+    assert np.allclose(fast.elbo_trace_, plain.elbo_trace_, rtol=tolerance)
+
+
+def test_sweeps_beyond_the_range_go_the_plain_way(monkeypatch):
+    monkeypatch.setattr(compiled, "WORTH", 0)
+    chunk = chunk_of([4, 6], 3, 0.4, torch.float64, 2)
+    bags = chunk.H, chunk.sigma, chunk.offsets, chunk.positive
+    w, L = torch.full((3,), 500.0).double(), torch.eye(3).double()
+    assert compiled.sweeps(*bags, chunk.precision, L, w, 0.0, 5) is None

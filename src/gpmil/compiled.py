@@ -54,6 +54,36 @@ def rise(
     return _one_pass(H, sigma, offsets, positive, None, w.double(), c, True)
 
 
+def sweeps(
+    H: Float[Tensor, "n M"],
+    sigma: Float[Tensor, " n"],
+    offsets: Int[Tensor, " b1"],
+    positive: Bool[Tensor, " b"],
+    precision: Precision | None,
+    chol_R: Float[Tensor, "M M"],
+    w: Float[Tensor, " M"],
+    c: float,
+    count: int,
+) -> tuple[Float[Tensor, " M"], list[float]] | None:
+    """w after some sweeps w <- R^-1 W'(E - c) over all bags, and the bound before each of them."""
+    if not _serves(H):
+        return None
+    w_end, bound, in_range = kernels().passes.sweeps(
+        *(x.numpy() for x in (H, sigma, offsets, positive)),
+        *_rows(precision, len(sigma)),
+        chol_R.contiguous().numpy(),
+        w.numpy(),
+        c,
+        count,
+    )
+    return (torch.from_numpy(w_end), bound.tolist()) if in_range else None
+
+
+def _serves(H: Tensor) -> bool:
+    large = H.numel() >= WORTH
+    return large and not H.is_cuda and H.is_contiguous() and kernels() is not None
+
+
 def _one_pass(
     H: Tensor,
     sigma: Tensor,
@@ -64,7 +94,7 @@ def _one_pass(
     c: float,
     want_gradient: bool,
 ) -> Sums | None:
-    if H.is_cuda or H.numel() < WORTH or not H.is_contiguous() or kernels() is None:
+    if not _serves(H):
         return None
     log_z, total, in_range = kernels().passes.one_pass(
         *(x.numpy() for x in (H, sigma, offsets, positive)),

@@ -25,10 +25,10 @@ from jaxtyping import Float, Int
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from gpmil import fused, leave_out
+from gpmil import compiled, fused, leave_out
 from gpmil.lanes import in_lanes
 from gpmil.leave_out import Bag, Optimum
-from gpmil.pieces import Gathered, Piece, Source, gather
+from gpmil.pieces import Chunk, Gathered, Piece, Source, gather
 from gpmil.sparse_gp import SparseGP
 
 logger = logging.getLogger("gpmil")
@@ -117,12 +117,25 @@ def sweeps(
     """Exactly `max_iter` sweeps from a given E[m] (Algorithm 1 of the paper)."""
     w = weights(problem, expectation)
     fast = fused.advance(problem.chunks, problem.chol_R, problem.c, w, max_iter - 1)
+    if fast is None:
+        fast = _compiled(problem, w, max_iter - 1)
     w, trace = _sweep(problem, w, max_iter - 1) if fast is None else fast
     log_z, pulled = pull(problem, w)
     trace.append(float(log_z) - float(w @ w) / 2)
     residual = relative(pulled - problem.R @ w, problem.R @ w)
     logger.info("%d sweeps; residual of the fixed point %.1e", max_iter, residual)
     return Solution(w, max_iter, residual < tol, residual, trace)
+
+
+def _compiled(
+    problem: Problem, w: Float[Tensor, " M"], count: int
+) -> tuple[Tensor, list[float]] | None:
+    """All sweeps in one compiled loop, where the cohort is one piece in memory."""
+    (piece,) = problem.chunks if len(problem.chunks) == 1 else (None,)
+    if not isinstance(piece, Chunk) or piece.coupled is not None or count < 1:
+        return None
+    bags = piece.H, piece.sigma, piece.offsets, piece.positive
+    return compiled.sweeps(*bags, piece.precision, problem.chol_R, w, problem.c, count)
 
 
 def _sweep(problem: Problem, w: Float[Tensor, " M"], count: int) -> tuple[Tensor, list[float]]:

@@ -166,3 +166,40 @@ def one_pass(
             _unsmooth(e, start, n, diagonal, first, column, weight, x)
         _against(H, start, stop, x, block, out)
     return total, out, True
+
+
+# --- Sweeps ---------------------------------------------------------------------------------------
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def _solve(L, x):
+    """x becomes (L L')^-1 x."""
+    M = len(x)
+    for i in range(M):
+        total = 0.0
+        for j in range(i):
+            total += L[i, j] * x[j]
+        x[i] = (x[i] - total) / L[i, i]
+    for i in range(M - 1, -1, -1):
+        x[i] /= L[i, i]
+        for j in range(i):
+            x[j] -= L[i, j] * x[i]
+
+
+@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def sweeps(
+    H, sigma, offsets, positive, diagonal, first, column, weight, L, w, c, count
+):  # fmt: skip
+    """w after `count` sweeps w <- R^-1 W'(E - c), R = L L'; the bound before each; all in range."""
+    bound = np.empty(count)
+    for k in range(count):
+        log_z, pulled, in_range = one_pass(
+            H, sigma, offsets, positive, diagonal, first, column, weight,
+            w.astype(H.dtype), c, False,
+        )  # fmt: skip
+        if not in_range:
+            return w, bound, False
+        bound[k] = log_z - (w * w).sum() / 2
+        _solve(L, pulled)
+        w = pulled
+    return w, bound, True
