@@ -1,8 +1,11 @@
 """The tails of the normal distribution as polynomials, for loops that Numba compiles.
 
-Nothing here calls a mathematical library or branches, so that LLVM can work on several numbers at
-a time. Functions carry no annotations, as Numba takes the types from the arguments;
-`no_type_check` keeps the tests' type checker from wrapping them.
+Nothing here calls a mathematical library or branches, and all is inlined (`forceinline`), so that
+LLVM can work on several numbers at a time: a factor of four. Numba keeps what it compiled with the
+files that call it: after a change here `make clean` makes it compile them anew.
+
+Functions carry no annotations, as Numba takes the types from the arguments; `no_type_check` keeps
+the tests' type checker from wrapping them.
 """
 
 import math
@@ -83,7 +86,7 @@ def _power_of_two(_context, _shifted):
     return types.float64(types.float64), codegen
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, error_model="numpy", forceinline=True)
 @no_type_check
 def _exp(x):
     """exp(x), -700 <= x <= 0: x = k log 2 + r."""
@@ -93,7 +96,7 @@ def _exp(x):
     return _exp_polynomial(r) * _power_of_two(shifted)
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, error_model="numpy", forceinline=True)
 @no_type_check
 def _erfcx(z):
     """erfcx(z) = exp(z^2) erfc(z), 0 <= z <= LARGEST."""
@@ -101,13 +104,14 @@ def _erfcx(z):
     return _erfcx_polynomial(v) / (1 + 2 * z)
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, error_model="numpy", forceinline=True)
 @no_type_check
 def tail(z):
     """1 - Phi(t) at t = sqrt(2) z, without its factor exp(-z^2) where z > 0; and h(t)."""
     size = min(abs(z), LARGEST)
     square = z * z
-    e = _exp(-min(square, 700.0)) if square < 700 else 0.0
+    e = _exp(-min(square, 700.0))
+    e = e if square < 700 else 0.0  # a choice between two numbers is no branch
     half = 0.5 * _erfcx(size)
     left = z < 0
     upper = 1 - e * half if left else half
