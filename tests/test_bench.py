@@ -360,3 +360,18 @@ def test_mistakes_are_said_in_a_line(arguments, reason, monkeypatch):
 def test_list_names_every_case():
     said = invoke("--list").stdout
     assert [line.split()[0] for line in said.splitlines()] == list(cases.CASES)
+
+
+def test_both_are_run_by_turns_and_a_slow_twin_once(monkeypatch):
+    order = []
+    work, twin = (lambda name=name: order.append(name) for name in ("ours", "twin"))
+    took, took_twin = measure.in_turn(work, twin, 3)
+    assert order == ["ours"] + 3 * ["ours", "twin"]
+    assert took.repeats == 3 and took_twin.seconds >= 0
+    monkeypatch.setattr(measure, "SLOW", -1.0)
+    order.clear()
+    measure.in_turn(work, twin, 3)
+    assert order.count("twin") == 1
+    monkeypatch.setattr(measure, "LONG", -1.0)
+    order.clear()
+    assert measure.in_turn(work, twin, 3)[0].repeats == 1

@@ -17,9 +17,9 @@ from gpmil.bench import bandwidth, cohorts, engine, naive, scaling
 from gpmil.bench.measure import (
     Conditions,
     Memory,
-    Spent,
     Timing,
     in_child,
+    in_turn,
     once,
     spent,
     threads,
@@ -136,24 +136,29 @@ def _sweeps(case: Case, conditions: Conditions) -> list[Result]:
     bags = _training(conditions.size)
     Z, E = _inducing(bags, cohorts.INDUCING[conditions.size]), cohorts.start(bags)
     some, share = _for_twin(bags)
-    took, found = _twin_sweeps(bags, some, Z, E)
+    twin, found = _twin_sweeps(bags, some, Z, E)
     results = []
     for dtype in ("float64", "float32"):
         made = engine.Sweeper(bags, Z, conditions.device, dtype)
         result = case.result(conditions, dtype).of(bags, len(Z))
-        result.took(timed(functools.partial(made.sweeps, E, engine.SWEEPS), conditions.repeats))
+        work = functools.partial(made.sweeps, E, engine.SWEEPS)
+        took, took_twin = in_turn(work, twin, conditions.repeats)
+        result.took(took)
         h_bytes = _item(dtype) * bags.n_instances * len(Z)
         result.reads(engine.SWEEPS * h_bytes, _bandwidth(conditions), h_bytes)
         if share == 1:
             ours = made.sweeps(E, engine.SWEEPS)
-            result.difference = float(np.abs(ours - found).max() / np.abs(found).max())
-        results.append(result.against(took, share))
+            expected = found[0]
+            result.difference = float(np.abs(ours - expected).max() / np.abs(expected).max())
+        results.append(result.against(took_twin, share))
     results[0].held(in_child(case.name, conditions))
     return results
 
 
-def _twin_sweeps(bags: Bags, some: Bags, Z: np.ndarray, E: np.ndarray) -> tuple[Spent, np.ndarray]:
-    """The naive twin's sweeps over some of the bags: their cost, and mu^u."""
+def _twin_sweeps(
+    bags: Bags, some: Bags, Z: np.ndarray, E: np.ndarray
+) -> tuple[Work, list[np.ndarray]]:
+    """The naive twin's sweeps over some of the bags, and where every run leaves its mu^u."""
     center, scale = bags.features.mean(0, dtype=float), bags.features.std(0, dtype=float)
     scale = np.where(scale > 0, scale, 1.0)
     found: list[np.ndarray] = []
@@ -162,9 +167,13 @@ def _twin_sweeps(bags: Bags, some: Bags, Z: np.ndarray, E: np.ndarray) -> tuple[
             (some.features - center) / scale, some, (Z - center) / scale,
             engine.twin(bags.n_features),
         )  # fmt: skip
-        start = E[: some.n_instances]
-        took = spent(lambda: found.append(twin.sweeps(start, engine.SWEEPS)))
-    return took, found[0]
+    start = E[: some.n_instances]
+
+    def work() -> None:
+        with threads(1):
+            found.append(twin.sweeps(start, engine.SWEEPS))
+
+    return work, found
 
 
 def _sweep(case: Case, conditions: Conditions) -> list[Result]:
@@ -207,17 +216,20 @@ def _predict_work(conditions: Conditions) -> Work:
 def _predict(case: Case, conditions: Conditions) -> list[Result]:
     model, test = _fitted(conditions)
     result = case.result(conditions).of(test, len(model.inducing_points_))
-    result.took(timed(lambda: model.predict_all(test), conditions.repeats))
-    result.reads(_feature_bytes(test), _bandwidth(conditions))
     some, share = _for_twin(test)
     twin = naive.Predicting(model, engine.twin(test.n_features))
     found: list[tuple[np.ndarray, np.ndarray]] = []
-    with threads(1):
-        took = spent(lambda: found.append(twin.predict(some)))
+
+    def naively() -> None:
+        with threads(1):
+            found.append(twin.predict(some))
+
+    took, took_twin = in_turn(lambda: model.predict_all(test), naively, conditions.repeats)
+    result.took(took).reads(_feature_bytes(test), _bandwidth(conditions))
     result.notes.append(f"model fitted to {model.cohort_['bags']:,} bags")
     ours = model.predict_all(some).instances.probability
     result.difference = float(np.abs(ours - found[0][1]).max() / np.abs(ours).max())
-    return [result.against(took, share).held(in_child(case.name, conditions))]
+    return [result.against(took_twin, share).held(in_child(case.name, conditions))]
 
 
 # --- A large cohort -------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 LONG = 20.0  # seconds: work that takes longer is not repeated
+SLOW = 8.0  # and a naive twin not if it takes longer than this
 SAMPLE_EVERY = 0.005  # seconds between looks at the memory in use
 CHILD = "gpmil.bench.child"
 
@@ -66,10 +67,30 @@ def timed(work: Callable[[], Any], repeats: int) -> Timing:
     return timing(runs, first)
 
 
+def in_turn(work: Callable[[], Any], twin: Callable[[], Any], repeats: int) -> tuple[Timing, Spent]:
+    """Medians of both, run by turns: a machine that slows down for a while slows down both.
+
+    A twin that takes seconds is run once.
+    """
+    first = spent(work)
+    runs: list[Spent] = []
+    twins: list[Spent] = []
+    for _ in range(1 if first.seconds > LONG else repeats):
+        runs.append(spent(work))
+        if not twins or twins[0].seconds < SLOW:
+            twins.append(spent(twin))
+    return timing(runs, first), middle(twins)
+
+
 def timing(runs: list[Spent], first: Spent) -> Timing:
     """The run with the median time."""
-    middle = sorted(runs)[(len(runs) - 1) // 2]
-    return Timing(middle.seconds, first.seconds, len(runs), middle.processor)
+    found = middle(runs)
+    return Timing(found.seconds, first.seconds, len(runs), found.processor)
+
+
+def middle(runs: list[Spent]) -> Spent:
+    """The one with the median time."""
+    return sorted(runs)[(len(runs) - 1) // 2]
 
 
 def spent(work: Callable[[], Any]) -> Spent:
