@@ -1,6 +1,8 @@
 """One bag taken out of a fit by a Newton step: against explicit inverses, and against refits."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import oracles_tuning as naive
@@ -534,3 +536,29 @@ def test_the_smooth_scores_follow_the_engine(bags, Z):
     engine = model.leave_one_bag_out(bags)
     assert abs(smooth.mean() - engine.mean()) < 0.02
     assert np.corrcoef(smooth, engine)[0, 1] > 0.999
+
+
+# --- Several threads --------------------------------------------------------------------------
+HANGS = """
+import torch
+from gpmil.leave_out import solve
+torch.set_num_threads(2)
+random = torch.Generator().manual_seed(0)
+A = torch.randn(3, 230, 230, generator=random).double() / 15 + 3 * torch.eye(230).double()
+A.requires_grad_()
+for shape in ((3, 230), (3, 230, 4)):
+    x = torch.randn(*shape, generator=random).double()
+    found = solve(A, x)
+    found.sum().backward()
+    back = (A @ found.reshape(3, 230, -1)).reshape(shape)
+    assert float((back - x).abs().max()) < 1e-10
+print("came back")
+"""
+
+
+def test_many_large_bags_are_solved_with_several_threads():
+    # torch.linalg.solve of the batch never returned here, hence the process of its own
+    run = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.stdout.strip() == "came back", run.stderr[-500:]
