@@ -49,11 +49,9 @@ def both(chunk, term, w, c, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(compiled, "WORTH", math.inf)
         plain = getattr(chunk, term)(w, c)
-    bags = chunk.H, chunk.sigma, chunk.offsets, chunk.positive
     with monkeypatch.context() as patch:
         patch.setattr(compiled, "WORTH", 0)
-        own = (chunk.precision, w, c) if term == "pull" else (w, c)
-        return plain, getattr(compiled, term)(*bags, *own)
+        return plain, getattr(chunk.loop, term)(w, c)
 
 
 def outside(chunk, w, c):
@@ -160,8 +158,7 @@ def test_numbers_that_are_none_go_the_plain_way(bad, monkeypatch):
 def test_little_work_goes_the_plain_way():
     chunk = chunk_of([4, 6], 3, 0.4, torch.float64, 2)
     w = torch.ones(3, dtype=torch.float64)
-    bags = chunk.H, chunk.sigma, chunk.offsets, chunk.positive
-    assert compiled.rise(*bags, w, 0.0) is None
+    assert chunk.loop.rise(w, 0.0) is None
 
 
 def test_without_numba_the_plain_way(monkeypatch, caplog):
@@ -173,8 +170,7 @@ def test_without_numba_the_plain_way(monkeypatch, caplog):
         with caplog.at_level("INFO", logger="gpmil"):
             chunk = chunk_of([4, 6], 3, 0.4, torch.float64, 2)
             w = torch.ones(3, dtype=torch.float64)
-            bags = chunk.H, chunk.sigma, chunk.offsets, chunk.positive
-            assert compiled.pull(*bags, chunk.precision, w, 0.0) is None
+            assert chunk.loop.pull(w, 0.0) is None
             assert torch.isfinite(chunk.pull(w, 0.0)[1]).all()
         assert caplog.text.count("gpmil[fast]") == 1
     finally:
@@ -193,8 +189,13 @@ def test_a_fit_does_not_notice(solver, dtype, monkeypatch):
     }  # fmt: skip
     plain = pri(**given).fit(bags)
     calls = []
-    inner = compiled._one_pass
-    monkeypatch.setattr(compiled, "_one_pass", lambda *a: calls.append(inner(*a)) or calls[-1])
+    inner = compiled.Loop._one_pass
+
+    def counted(*args, **named):
+        calls.append(inner(*args, **named))
+        return calls[-1]
+
+    monkeypatch.setattr(compiled.Loop, "_one_pass", counted)
     monkeypatch.setattr(compiled, "WORTH", 0)
     fast = pri(**given).fit(bags)
     assert calls and all(found is not None for found in calls)
@@ -247,8 +248,8 @@ def test_all_sweeps_in_one_loop_are_the_sweeps(strength, dtype, tolerance, monke
     }  # fmt: skip
     plain = pri(**given).fit(bags)
     monkeypatch.setattr(compiled, "WORTH", 0)
-    found, inner = [], compiled.sweeps
-    monkeypatch.setattr(compiled, "sweeps", lambda *a: found.append(inner(*a)) or found[-1])
+    found, inner = [], compiled.Loop.sweeps
+    monkeypatch.setattr(compiled.Loop, "sweeps", lambda *a: found.append(inner(*a)) or found[-1])
     fast = pri(**given).fit(bags)
     assert len(found) == 1 and found[0] is not None
     assert relative_error(fast.posterior_mean_, plain.posterior_mean_) < tolerance
@@ -259,6 +260,5 @@ def test_all_sweeps_in_one_loop_are_the_sweeps(strength, dtype, tolerance, monke
 def test_sweeps_beyond_the_range_go_the_plain_way(monkeypatch):
     monkeypatch.setattr(compiled, "WORTH", 0)
     chunk = chunk_of([4, 6], 3, 0.4, torch.float64, 2)
-    bags = chunk.H, chunk.sigma, chunk.offsets, chunk.positive
     w, L = torch.full((3,), 500.0).double(), torch.eye(3).double()
-    assert compiled.sweeps(*bags, chunk.precision, L, w, 0.0, 5) is None
+    assert chunk.loop.sweeps(L, w, 0.0, 5) is None

@@ -6,7 +6,7 @@ begun: its rows of H are still in the cache when they are needed again, and noth
 the M sums.
 
 They need Numba (`pip install 'gpmil[fast]'`) and are compiled at their first use, some seconds
-once; Numba keeps the result beside the package or in the user's cache. Every function here returns
+once; Numba keeps the result beside the package or in the user's cache. Everything here returns
 None where it does not apply: no Numba, too little work to be worth it, another device, numbers
 outside the range of the loop. The caller goes the plain way then.
 """
@@ -14,7 +14,7 @@ outside the range of the loop. The caller goes the plain way then.
 import functools
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,90 +29,54 @@ WORTH = 2**20  # numbers in H from which the loop is used: below, the plain pass
 Sums = tuple[float, Float[Tensor, " M"]]
 
 
-def pull(
-    H: Float[Tensor, "n M"],
-    sigma: Float[Tensor, " n"],
-    offsets: Int[Tensor, " b1"],
-    positive: Bool[Tensor, " b"],
-    precision: Precision | None,
-    w: Float[Tensor, " M"],
-    c: float,
-) -> Sums | None:
-    """sum_b log Z_b and W'(E - c) at mu = c + H w, multiplied in H's own dtype."""
-    return _one_pass(H, sigma, offsets, positive, precision, w.to(H.dtype), c, False)
+class Loop(NamedTuple):
+    """Some whole bags, as the compiled pass takes them."""
 
+    H: Float[Tensor, "n M"]
+    sigma: Float[Tensor, " n"]
+    offsets: Int[Tensor, " b1"]
+    positive: Bool[Tensor, " b"]
+    precision: Precision | None  # P; None where lambda = 0
 
-def rise(
-    H: Float[Tensor, "n M"],
-    sigma: Float[Tensor, " n"],
-    offsets: Int[Tensor, " b1"],
-    positive: Bool[Tensor, " b"],
-    w: Float[Tensor, " M"],
-    c: float,
-) -> Sums | None:
-    """sum_b log Z_b and its gradient in w, multiplied in float64."""
-    return _one_pass(H, sigma, offsets, positive, None, w.double(), c, True)
+    def pull(self, w: Float[Tensor, " M"], c: float) -> Sums | None:
+        """sum_b log Z_b and W'(E - c) at mu = c + H w, multiplied in H's own dtype."""
+        return self._one_pass(w.to(self.H.dtype), c, want_gradient=False)
 
+    def rise(self, w: Float[Tensor, " M"], c: float) -> Sums | None:
+        """sum_b log Z_b and its gradient in w, multiplied in float64."""
+        return self._one_pass(w.double(), c, want_gradient=True)
 
-def sweeps(
-    H: Float[Tensor, "n M"],
-    sigma: Float[Tensor, " n"],
-    offsets: Int[Tensor, " b1"],
-    positive: Bool[Tensor, " b"],
-    precision: Precision | None,
-    chol_R: Float[Tensor, "M M"],
-    w: Float[Tensor, " M"],
-    c: float,
-    count: int,
-) -> tuple[Float[Tensor, " M"], list[float]] | None:
-    """w after some sweeps w <- R^-1 W'(E - c) over all bags, and the bound before each of them."""
-    if not _serves(H):
-        return None
-    w_end, bound, in_range = kernels().passes.sweeps(
-        *(x.numpy() for x in (H, sigma, offsets, positive)),
-        *_rows(precision, len(sigma)),
-        chol_R.contiguous().numpy(),
-        w.numpy(),
-        c,
-        count,
-    )
-    return (torch.from_numpy(w_end), bound.tolist()) if in_range else None
+    def sweeps(
+        self, chol_R: Float[Tensor, "M M"], w: Float[Tensor, " M"], c: float, count: int
+    ) -> tuple[Float[Tensor, " M"], list[float]] | None:
+        """w after some sweeps w <- R^-1 W'(E - c), and the bound before each of them."""
+        if not self._serves():
+            return None
+        L = chol_R.contiguous().numpy()
+        end, bound, in_range = kernels().passes.sweeps(*self._arrays(), L, w.numpy(), c, count)
+        return (torch.from_numpy(end), bound.tolist()) if in_range else None
 
+    def _serves(self) -> bool:
+        large = self.H.numel() >= WORTH
+        return large and not self.H.is_cuda and self.H.is_contiguous() and kernels() is not None
 
-def _serves(H: Tensor) -> bool:
-    large = H.numel() >= WORTH
-    return large and not H.is_cuda and H.is_contiguous() and kernels() is not None
+    def _one_pass(self, w: Tensor, c: float, want_gradient: bool) -> Sums | None:
+        if not self._serves():
+            return None
+        log_z, total, in_range = kernels().passes.one_pass(
+            *self._arrays(), w.numpy(), c, want_gradient
+        )
+        return (log_z, torch.from_numpy(total)) if in_range else None
 
-
-def _one_pass(
-    H: Tensor,
-    sigma: Tensor,
-    offsets: Tensor,
-    positive: Tensor,
-    precision: Precision | None,
-    w: Tensor,
-    c: float,
-    want_gradient: bool,
-) -> Sums | None:
-    if not _serves(H):
-        return None
-    log_z, total, in_range = kernels().passes.one_pass(
-        *(x.numpy() for x in (H, sigma, offsets, positive)),
-        *_rows(precision, len(sigma)),
-        w.numpy(),
-        c,
-        want_gradient,
-    )
-    return (log_z, torch.from_numpy(total)) if in_range else None
-
-
-def _rows(precision: Precision | None, n: int) -> tuple[np.ndarray, ...]:
-    """P as its diagonal, the start of every row, the columns and their weights."""
-    if precision is None:
-        return np.ones(n), np.zeros(n + 1, np.int64), np.zeros(0, np.int64), np.zeros(0)
-    near = precision.neighbours
-    parts = (precision.diagonal, near.crow_indices(), near.col_indices(), near.values())
-    return tuple(part.numpy() for part in parts)
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        """The bags, and P as its diagonal, the start of every row, the columns, their weights."""
+        bags = tuple(x.numpy() for x in self[:4])
+        if self.precision is None:
+            n = len(self.sigma)
+            return *bags, np.ones(n), np.zeros(n + 1, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        diagonal, near = self.precision
+        rows = (diagonal, near.crow_indices(), near.col_indices(), near.values())
+        return *bags, *(part.numpy() for part in rows)
 
 
 def sites() -> Any:

@@ -1,10 +1,10 @@
 """Expectation propagation for one bag at a time on a CPU: log P alone, as ep.py has it.
 
 ep.py works on batches of padded bags in torch, for GPUs and wherever sites, means and covariances
-are wanted as well. A CPU gains nothing from batches: here a bag is taken through all of its
-iterations while its matrices are in the cache, without padding, and with the vector arithmetic
-compiled (kernels/sites.py). The first iterations, whose sites will change anyway, factor in
-float32. What a bag gets does not depend on others to the last bit.
+are wanted as well. Large bags gain nothing from batches on a CPU: here a bag is taken through all
+of its iterations while its matrices are in the cache, without padding, and with the vector
+arithmetic compiled (kernels/sites.py). The first iterations, whose sites will change anyway,
+factor in float32. What a bag gets does not depend on others to the last bit.
 """
 
 from typing import Any, NamedTuple

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from gpmil import compiled, fused, leave_out
+from gpmil import fused, leave_out
 from gpmil.lanes import in_lanes
 from gpmil.leave_out import Bag, Optimum
 from gpmil.pieces import Chunk, Gathered, Piece, Source, gather
@@ -131,11 +131,10 @@ def _compiled(
     problem: Problem, w: Float[Tensor, " M"], count: int
 ) -> tuple[Tensor, list[float]] | None:
     """All sweeps in one compiled loop, where the cohort is one piece in memory."""
-    (piece,) = problem.chunks if len(problem.chunks) == 1 else (None,)
-    if not isinstance(piece, Chunk) or piece.coupled is not None or count < 1:
+    piece = problem.chunks[0]
+    if len(problem.chunks) > 1 or not isinstance(piece, Chunk) or piece.loop is None or count < 1:
         return None
-    bags = piece.H, piece.sigma, piece.offsets, piece.positive
-    return compiled.sweeps(*bags, piece.precision, problem.chol_R, w, problem.c, count)
+    return piece.loop.sweeps(problem.chol_R, w, problem.c, count)
 
 
 def _sweep(problem: Problem, w: Float[Tensor, " M"], count: int) -> tuple[Tensor, list[float]]:

@@ -86,6 +86,13 @@ class Chunk:
         sizes = self.offsets.diff()
         return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
 
+    @property
+    def loop(self) -> compiled.Loop | None:
+        """The compiled pass over these bags; none where neighbours stay correlated."""
+        if self.coupled is not None:
+            return None
+        return compiled.Loop(self.H, self.sigma, self.offsets, self.positive, self.precision)
+
     def unsmooth(self, x: Tensor) -> Tensor:
         """P x."""
         return x if self.precision is None else self.precision.apply(x)
@@ -138,11 +145,9 @@ class Chunk:
 
     def pull(self, w: Float[Tensor, " M"], c: float) -> tuple[float | Tensor, Float[Tensor, " M"]]:
         """sum_b log Z_b and W'(E - c) at mu = c + H w, on a CPU multiplied in H's own dtype."""
-        if self.coupled is None:
-            bags = self.H, self.sigma, self.offsets, self.positive
-            found = compiled.pull(*bags, self.precision, w, c)
-            if found is not None:
-                return found
+        found = None if self.loop is None else self.loop.pull(w, c)
+        if found is not None:
+            return found
         mu = self.times(w) if self.H.is_cuda else (self.H @ w.to(self.H.dtype)).double()
         mu += c
         log_z: float | Tensor
@@ -179,10 +184,9 @@ class Chunk:
 
     def rise(self, w: Float[Tensor, " M"], c: float) -> tuple[float, Float[Tensor, " M"]]:
         """sum_b log Z_b and its gradient in w."""
-        if self.coupled is None:
-            found = compiled.rise(self.H, self.sigma, self.offsets, self.positive, w, c)
-            if found is not None:
-                return found
+        found = None if self.loop is None else self.loop.rise(w, c)
+        if found is not None:
+            return found
         mu = self.times(w).add_(c)
         if self.coupled is not None:
             # the gradient of log Z_b in mu is P (E - mu)
