@@ -17,6 +17,7 @@ PACKAGE = ROOT / "src" / "gpmil"
 
 # Lowest first. A module may import from its own layer and from those above it in this list.
 LAYERS = [
+    "foreign",
     "lanes",
     "graphs",
     "coupling",

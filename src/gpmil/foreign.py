@@ -1,0 +1,55 @@
+"""Files that others wrote: whatever goes wrong in reading one is a single error that names it.
+
+Libraries raise what they like about a damaged file (`KeyError`, `zlib.error`, `RecursionError`,
+`tokenize.TokenError`, ...). Everything that reads a file from outside goes through `reading`.
+"""
+
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class BadFile(ValueError):
+    """A file that cannot be used, and why."""
+
+
+@contextmanager
+def reading(path: Path, what: str, error: type[BadFile] = BadFile) -> Iterator[None]:
+    """Read `path`, of the kind `what` names; any failure is an `error` with file and reason.
+
+    >>> import json, tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "card.json"
+    >>> _ = path.write_text("[" * 100_000)
+    >>> with reading(path, "JSON"):
+    ...     json.loads(path.read_text())
+    Traceback (most recent call last):
+    gpmil.foreign.BadFile: .../card.json cannot be read as JSON: ...
+    """
+    require_regular(path, error)
+    try:
+        yield
+    except BadFile:
+        raise
+    except Exception as failure:
+        raise error(f"{path} cannot be read as {what}: {reason(failure)}") from failure
+
+
+def require_regular(path: Path, error: type[BadFile] = BadFile) -> None:
+    """Refuse what is no file with an end, such as a pipe, which would be waited for for ever."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as failure:
+        raise error(f"{path} cannot be read: {reason(failure)}") from failure
+    if not stat.S_ISREG(mode):
+        raise error(f"{path} is no regular file, but a folder, a pipe or a device")
+
+
+def reason(failure: BaseException) -> str:
+    """What a library said, in one short line."""
+    if isinstance(failure, OSError) and failure.strerror:
+        return failure.strerror
+    if isinstance(failure, MemoryError):
+        return "it claims to be larger than the memory"
+    said = " ".join(str(failure).split())[:300]
+    return f"{said or 'no reason given'} ({type(failure).__name__})"
