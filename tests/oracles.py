@@ -6,6 +6,7 @@ Slow and plain on purpose. Every fast path of the package is asserted equal to o
 import mpmath as mp
 import numpy as np
 from scipy.linalg import block_diag
+from scipy.optimize import minimize
 from scipy.special import log_ndtr
 from scipy.stats import norm
 
@@ -158,6 +159,51 @@ class Oracle:
         """Eq. (pred_instance)."""
         mean, cov = self.joint(mu_u, x, adjacency)
         return norm.cdf(mean / np.sqrt(np.diag(cov)))
+
+
+# --- The collapsed bound and its optimum ------------------------------------------------------
+
+
+def collapsed_bound(w, bags, c):
+    """sum_b log Z_b(c + H_b w) - w'w / 2 in whitened w, its gradient, its Hessian.
+
+    `bags`: (H_b, sigma_b, y_b). With t = mu / sigma, the hazard h = phi(t) / Phi(-t) and
+    q = prod Phi(-t): d log q / dmu = -h / sigma, dh/dt = h (h - t), and Z = q or 1 - q.
+    """
+    value, gradient, hessian = -w @ w / 2, -w, -np.eye(len(w))
+    for H, sigma, y in bags:
+        t = (c + H @ w) / sigma
+        log_q = log_ndtr(-t).sum()
+        hazard = np.exp(norm_logpdf(t) - log_ndtr(-t))
+        odds = np.exp(log_q) / -np.expm1(log_q)
+        first, second = hazard / sigma, hazard * (hazard - t) / sigma**2
+        value += np.log(-np.expm1(log_q)) if y else log_q
+        factor = odds if y else -1.0
+        gradient = gradient + factor * H.T @ first
+        hessian = hessian + factor * H.T @ (second[:, None] * H)
+        if y:  # the odds q / (1 - q) change too
+            hessian -= odds * (1 + odds) * np.outer(H.T @ first, H.T @ first)
+    return value, gradient, hessian
+
+
+def collapsed_optimum(bags, c):
+    """Its maximum by L-BFGS, then Newton: L-BFGS ends where the value no longer changes.
+
+    There w is right to half of the digits, and which half depends on the processor. A few Newton
+    steps, which look at the gradient alone, bring it to rounding.
+    """
+
+    def objective(w):
+        value, gradient, _ = collapsed_bound(w, bags, c)
+        return -value, -gradient
+
+    start = np.zeros(bags[0][0].shape[1])
+    w = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000}).x
+    for _ in range(8):
+        _, gradient, hessian = collapsed_bound(w, bags, c)
+        w = w - np.linalg.solve(hessian, gradient)
+    assert np.linalg.eigvalsh(hessian).max() < 0  # a maximum, not another stationary point
+    return w
 
 
 # --- Limits -----------------------------------------------------------------------------------
