@@ -6,7 +6,7 @@ from scipy.integrate import quad
 from scipy.special import log_ndtr, ndtr, ndtri_exp, owens_t
 
 
-def gibbs(mu, precision, chains=3000, sweeps=400, burn=60, seed=0):
+def gibbs(mu, precision, chains=3000, sweeps=220, burn=60, seed=0):
     """E[m | all m < 0] for m ~ N(mu, P^-1) and its standard error, by long Gibbs sampling."""
     rng = np.random.default_rng(seed)
     n = len(mu)

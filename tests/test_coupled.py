@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -292,7 +294,7 @@ def test_rounding_ends_the_climb_early_and_says_so(bags):
 
 
 def test_ep_that_has_not_converged_is_said(bags, monkeypatch):
-    monkeypatch.setattr("gpmil.ep.MAX_ITER", 1)
+    monkeypatch.setattr(coupled, "ep", functools.partial(coupled.ep, max_iter=1))
     monkeypatch.setattr(coupled, "TOLERANCE", 0.0)
     with pytest.warns(ConvergenceWarning, match="expectation propagation has not converged in"):
         fit(bags, coupling=1.0, tol=1e-3, max_iter=2)
