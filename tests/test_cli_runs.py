@@ -361,6 +361,40 @@ def test_sites_stay_in_one_fold(tmp_path, caplog):
         cv.planned(bags, cv.Folds(site="clinic"), source)
 
 
+def test_fewer_sites_than_folds_make_as_many_folds(tmp_path, caplog):
+    data = write_table(tmp_path / "own.csv", centre=lambda b: "ABC"[b // 6])
+    found = cv.planned(
+        gpmil.read(data), cv.Folds(folds=5, site="centre"), options.Source(str(data))
+    )
+    assert len(found) == 3
+    assert "3 folds instead of 5: there are 3 sites with a negative bag" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("centre", "message"),
+    [
+        (lambda b: "A", "all 9 negative slides are of one site, 'A': a model"),
+        (lambda b: "AB"[b % 2], "all 9 negative slides are of the sites 'A', 'B', which share"),
+        (lambda b: "A" if b % 2 else f"B{b}", "9 negative slides are of the sites 'A', 'B0', "),
+    ],
+)
+def test_sites_that_cannot_be_held_out(tmp_path, centre, message):
+    """It said that flags need patients, though nobody had asked for flags."""
+    data = write_table(tmp_path / "own.csv", centre=centre)
+    result = invoke("cv", data, "--out", tmp_path / "run", "--site", "centre", *COUPLED)
+    last = result.stderr.splitlines()[-1]
+    assert result.exit_code == 2 and last.startswith("gpmil: --site centre: all ")
+    assert message in last and "leave out --site" in last and "flags" not in last
+    assert [p.name for p in tmp_path.iterdir()] == ["own.csv"]
+
+
+def test_a_class_of_one_patient_cannot_be_cross_validated(tmp_path):
+    data = write_table(tmp_path / "own.csv", patient=lambda b: "p" if b % 2 else f"p{b}")
+    last = invoke("cv", data, "--out", tmp_path / "run", *COUPLED).stderr.splitlines()[-1]
+    assert "at least 2 positive slides of different patients; found 9 of 18, all of patient" in last
+    assert "flags" not in last
+
+
 def test_patients_of_two_sites_join_them():
     site = np.array(["a", "a", "b", "c", "c", "d"])
     patient = np.array([0, 1, 1, 2, 3, 4])
