@@ -46,6 +46,7 @@ LAYERS = [
     "tuning",
     "persistence",
     "calibration",
+    "intervals",
     "metrics",
     "distributed",
     "models",
