@@ -488,6 +488,21 @@ def test_slides_of_the_fit_are_noted(place, tmp_path, caplog):
     assert "flatter" not in caplog.text
 
 
+def test_cv_says_whether_patients_are_known(place, tmp_path, _no_report):
+    """Without a patient column it spoke of intervals by patient all the same."""
+    alone = tmp_path / "alone.csv"
+    pd.read_csv(place / "own.csv").drop(columns="patient").to_csv(alone, index=False)
+    said = ran("cv", alone, "--out", tmp_path / "alone", "--folds", 2, *COUPLED)
+    assert runs.NO_PATIENT in said and "by patient" not in said
+    found = json.loads((tmp_path / "alone" / "metrics.json").read_text())["slides"]
+    assert (found["patients"], found["intervals_by"]) == (None, "slide")
+    data = place / "own.csv"
+    said = ran("cv", data, "--out", tmp_path / "cv", "--folds", 2, *COUPLED)
+    assert "Slides of one patient stay together; intervals by patient, of 9." in said
+    said = ran("cv", data, "--out", tmp_path / "no", "--folds", 2, "--patient", "none", *COUPLED)
+    assert runs.NO_PATIENT in said
+
+
 # --- evaluate -------------------------------------------------------------------------------------
 def test_evaluate_agrees_with_the_run_to_the_last_digit(place, tmp_path):
     for run in ("cv", "new"):
@@ -514,7 +529,10 @@ def test_evaluate_against_other_labels(place, tmp_path, _no_report):
     assert found["slides"]["slides"] == 14 and found["slides"]["positive"] == 7
     expected = json.loads((place / "new" / "metrics.json").read_text())
     assert found["patches"] == expected["patches"]
-    assert "metrics.json" in json.loads((run / "config.json").read_text())["files"]
+    files = json.loads((run / "config.json").read_text())["files"]
+    assert "metrics.json" in files and "labels.csv" in files
+    given = pd.read_csv(run / "labels.csv")
+    assert given["label"].notna().sum() == 14 and list(given["slide"][:2]) == ["s00", "s01"]
     ran("predict", place / "fit", blind, "--out", run, *QUICK)  # ours, and replaced
 
 

@@ -57,6 +57,7 @@ LAYERS = [
     "heatmaps",
     "qupath",
     "report",
+    "run_labels",
     "runs",
     "run_report",
     "viewer",

@@ -1,4 +1,4 @@
-"""`gpmil cv`: every slide predicted by a model that has not seen its patient."""
+"""`gpmil cv`: every slide predicted by a model that has not seen it, nor its patient if known."""
 
 import hashlib
 import logging

@@ -345,6 +345,10 @@ def show_metrics(found: Mapping[str, Any]) -> None:
         for name in names if what in found else ():
             estimate = runs.estimate(found[what]["metrics"][name])
             print_line(f"{what} {name.replace('_', ' ')}: {estimate}")
+    if "slides" in found:
+        patients = found["slides"]["patients"]
+        known = f"Slides of one patient stay together; intervals by patient, of {patients}."
+        print_line(runs.NO_PATIENT if patients is None else known)
 
 
 SHOWN = {

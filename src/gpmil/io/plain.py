@@ -115,7 +115,10 @@ def relabelled(bags: Bags, joined: Joined) -> Bags:
 
 def of_patients(bags: Bags, groups: Sequence[str]) -> Bags:
     """The same bags, of these patients."""
-    return _rebuilt(bags, bags.labels, None, groups)
+    if bags.class_names is None:
+        return _rebuilt(bags, bags.labels, None, groups)
+    words = [bags.class_names[y] if y >= 0 else None for y in bags.labels]
+    return _rebuilt(bags, words, bags.class_names[1], groups)
 
 
 def _rebuilt(bags: Bags, labels: Any, positive: str | None, groups: Any) -> Bags:
