@@ -361,6 +361,40 @@ def test_sites_stay_in_one_fold(tmp_path, caplog):
         cv.planned(bags, cv.Folds(site="clinic"), source)
 
 
+def test_fewer_sites_than_folds_make_as_many_folds(tmp_path, caplog):
+    data = write_table(tmp_path / "own.csv", centre=lambda b: "ABC"[b // 6])
+    found = cv.planned(
+        gpmil.read(data), cv.Folds(folds=5, site="centre"), options.Source(str(data))
+    )
+    assert len(found) == 3
+    assert "3 folds instead of 5: there are 3 sites with a negative bag" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("centre", "message"),
+    [
+        (lambda b: "A", "all 9 negative slides are of one site, 'A': a model"),
+        (lambda b: "AB"[b % 2], "all 9 negative slides are of the sites 'A', 'B', which share"),
+        (lambda b: "A" if b % 2 else f"B{b}", "9 negative slides are of the sites 'A', 'B0', "),
+    ],
+)
+def test_sites_that_cannot_be_held_out(tmp_path, centre, message):
+    """It said that flags need patients, though nobody had asked for flags."""
+    data = write_table(tmp_path / "own.csv", centre=centre)
+    result = invoke("cv", data, "--out", tmp_path / "run", "--site", "centre", *COUPLED)
+    last = result.stderr.splitlines()[-1]
+    assert result.exit_code == 2 and last.startswith("gpmil: --site centre: all ")
+    assert message in last and "leave out --site" in last and "flags" not in last
+    assert [p.name for p in tmp_path.iterdir()] == ["own.csv"]
+
+
+def test_a_class_of_one_patient_cannot_be_cross_validated(tmp_path):
+    data = write_table(tmp_path / "own.csv", patient=lambda b: "p" if b % 2 else f"p{b}")
+    last = invoke("cv", data, "--out", tmp_path / "run", *COUPLED).stderr.splitlines()[-1]
+    assert "at least 2 positive slides of different patients; found 9 of 18, all of patient" in last
+    assert "flags" not in last
+
+
 def test_patients_of_two_sites_join_them():
     site = np.array(["a", "a", "b", "c", "c", "d"])
     patient = np.array([0, 1, 1, 2, 3, 4])
@@ -454,6 +488,21 @@ def test_slides_of_the_fit_are_noted(place, tmp_path, caplog):
     assert "flatter" not in caplog.text
 
 
+def test_cv_says_whether_patients_are_known(place, tmp_path, _no_report):
+    """Without a patient column it spoke of intervals by patient all the same."""
+    alone = tmp_path / "alone.csv"
+    pd.read_csv(place / "own.csv").drop(columns="patient").to_csv(alone, index=False)
+    said = ran("cv", alone, "--out", tmp_path / "alone", "--folds", 2, *COUPLED)
+    assert runs.NO_PATIENT in said and "by patient" not in said
+    found = json.loads((tmp_path / "alone" / "metrics.json").read_text())["slides"]
+    assert (found["patients"], found["intervals_by"]) == (None, "slide")
+    data = place / "own.csv"
+    said = ran("cv", data, "--out", tmp_path / "cv", "--folds", 2, *COUPLED)
+    assert "Slides of one patient stay together; intervals by patient, of 9." in said
+    said = ran("cv", data, "--out", tmp_path / "no", "--folds", 2, "--patient", "none", *COUPLED)
+    assert runs.NO_PATIENT in said
+
+
 # --- evaluate -------------------------------------------------------------------------------------
 def test_evaluate_agrees_with_the_run_to_the_last_digit(place, tmp_path):
     for run in ("cv", "new"):
@@ -480,7 +529,10 @@ def test_evaluate_against_other_labels(place, tmp_path, _no_report):
     assert found["slides"]["slides"] == 14 and found["slides"]["positive"] == 7
     expected = json.loads((place / "new" / "metrics.json").read_text())
     assert found["patches"] == expected["patches"]
-    assert "metrics.json" in json.loads((run / "config.json").read_text())["files"]
+    files = json.loads((run / "config.json").read_text())["files"]
+    assert "metrics.json" in files and "labels.csv" in files
+    given = pd.read_csv(run / "labels.csv")
+    assert given["label"].notna().sum() == 14 and list(given["slide"][:2]) == ["s00", "s01"]
     ran("predict", place / "fit", blind, "--out", run, *QUICK)  # ours, and replaced
 
 

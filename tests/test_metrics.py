@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import beta
+from scipy.stats import beta, binomtest, norm
 from sklearn.metrics import log_loss, roc_auc_score
 
+from gpmil import intervals
 from gpmil.metrics import (
     Estimate,
     bag_metrics,
@@ -69,6 +70,19 @@ def close(found, expected, rel=1e-10):
 
 def spread(found):
     return {name: (e.low, e.high, e.n_undefined) for name, e in found.items()}
+
+
+def agree(found, y, p, patient, level, resampled):
+    """Exact intervals where there are any, the bootstrap's else; averages of 0 or 1 apart."""
+    exact = oracles.exact_intervals(y, p, p > 0.5, patient, level)
+    for name, estimate in found.items():
+        expected = resampled[name]
+        if name in exact and not math.isnan(estimate.value):
+            expected = (*exact[name], 0)
+        if name in exact or estimate.value not in (0, 1):
+            got = (estimate.low, estimate.high, estimate.n_undefined)
+            # Newcombe's equation is solved to 1e-12 or so, by other means in the twin.
+            assert got == pytest.approx(expected, rel=1e-8, abs=1e-10, nan_ok=True), name
 
 
 def bits(found):
@@ -170,7 +184,9 @@ def test_bag_intervals_agree_with_copied_rows(seed, n, n_patients, digits, binni
     chosen = {"n_bootstrap": 7, "level": level, "seed": seed}
     bins = {"n_bins": 4, "binning": binning}
     found = bag_metrics(y, p, groups=patient, **chosen, **bins)
-    close(spread(found), oracles.bag_bootstrap(y, p, p > 0.5, patient, **chosen, **bins))
+    agree(
+        found, y, p, patient, level, oracles.bag_bootstrap(y, p, p > 0.5, patient, **chosen, **bins)
+    )
     assert {e.n for e in found.values()} == {len(set(patient))}
     assert {e.level for e in found.values()} == {level}
 
@@ -195,7 +211,7 @@ def test_patch_intervals_agree_with_copied_rows(seed, n, n_bags, grouped, digits
     chosen = {"n_bootstrap": 7, "level": 0.8, "seed": seed}
     found = patch_metrics(labels, p, bag, groups=groups, **chosen)
     y, p, bag, patient = y[known], p[known], bag[known], patient[known]
-    close(spread(found), oracles.patch_bootstrap(y, p, p > 0.5, bag, patient, **chosen))
+    agree(found, y, p, patient, 0.8, oracles.patch_bootstrap(y, p, p > 0.5, bag, patient, **chosen))
     assert {e.n for e in found.values()} == {len(set(patient))}
 
 
@@ -261,6 +277,102 @@ def test_intervals_cover_the_truth():
     assert covered["by patient"] >= 48 > covered["by bag"]
 
 
+# --- Exact intervals ------------------------------------------------------------------------------
+def test_all_right_is_not_certain():
+    """16 of 16 right was 1.000 (1.000 to 1.000), and so was their AUC."""
+    y = np.arange(16) % 2
+    found = bag_metrics(y, 0.1 + 0.8 * y, n_bootstrap=50)
+    assert str(found["accuracy"]) == "1.000 (0.79 to 1.00)"
+    assert str(found["recall"]) == str(found["precision"]) == "1.000 (0.63 to 1.00)"
+    assert str(found["auc"]) == "1.000 (0.76 to 1.00)"
+    assert str(found["average_precision"]) == "1.000 (0.63 to 1.00)"
+    assert found["f1"].low < 0.9 and found["f1"].high == 1
+
+
+def test_patches_all_right_are_not_certain():
+    y, bag = np.tile([0, 1, 1], 6), np.repeat(np.arange(6), 3)
+    found = patch_metrics(y, 0.1 + 0.8 * y, bag, n_bootstrap=50)
+    for name in ("auc", "within_bag_auc", "power", "accuracy"):
+        # of 6 slides, not of 18 patches: 0.025^(1/6) = 0.54
+        assert 0.5 < found[name].low < 0.75 and found[name].high == 1, name
+    assert 0.4 < found["false_discovery_rate"].high < 0.5
+
+
+def test_repeats_of_a_slide_add_no_certainty():
+    """A slide that every repeat of a cross-validation predicts is one slide."""
+    once = bag_metrics([0, 1] * 8, [0.1, 0.9] * 8, n_bootstrap=5)
+    slides = np.tile(np.arange(16), 5)
+    often = bag_metrics([0, 1] * 40, [0.1, 0.9] * 40, groups=slides, n_bootstrap=5)
+    for name in ("accuracy", "auc", "recall", "f1", "average_precision"):
+        assert often[name].low == pytest.approx(once[name].low, rel=1e-9), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    k=st.integers(0, 40),
+    more=st.integers(0, 40),
+    level=st.sampled_from([0.5, 0.8, 0.95, 0.99]),
+)
+def test_shares_have_the_binomial_interval(k, more, level):
+    n = k + more
+    if not n:
+        return
+    hits = np.repeat([1.0, 0.0], [k, more])
+    found = intervals.share(hits, np.ones(n), level)
+    assert found == pytest.approx(oracles.clopper_pearson(k, n, level), abs=1e-9)
+    low, high = binomtest(k, n).proportion_ci(level, method="exact")
+    assert found == pytest.approx((low, high), abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(2, 60),
+    n_patients=st.integers(2, 60),
+    digits=st.sampled_from([None, 1, 0]),
+    share=st.sampled_from([0.05, 0.5, 0.95]),
+)
+def test_exact_intervals_hold_the_value_and_have_a_width(seed, n, n_patients, digits, share):
+    y, p, patient = cohort(seed, n, n_patients, digits, share)
+    if len(set(patient)) < 2:
+        return
+    for name, e in bag_metrics(y, p, groups=patient, n_bootstrap=1).items():
+        if name in ("accuracy", "precision", "recall", "f1", "auc") and not math.isnan(e.low):
+            assert 0 <= e.low <= e.value + 1e-12 and e.value - 1e-12 <= e.high <= 1, name
+            assert e.high - e.low > 1e-3, name
+
+
+def test_nothing_to_count_has_no_interval():
+    found = bag_metrics(Y, P * 0.5, n_bootstrap=5)["precision"]
+    assert str(found) == "0.000 (no interval)"
+
+
+def test_the_auc_of_many_bags_has_delongs_interval():
+    """Beside the bootstrap of the same cohort, which is right with so many."""
+    y, p, _ = cohort(16, 2000, 1)
+    found = bag_metrics(y, p, n_bootstrap=1)["auc"]
+    resampled = oracles.resampled_rows(np.arange(2000), 300, 0)
+    drawn = [roc_auc_score(y[rows], p[rows]) for rows in (np.concatenate(r) for r in resampled)]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    assert found.low == pytest.approx(low, abs=0.003)
+    assert found.high == pytest.approx(high, abs=0.003)
+
+
+def test_exact_intervals_cover_the_truth():
+    """95 % intervals of 16 bags, accuracy .9 and AUC .9: at least 93 % of 400 cohorts."""
+    rng = np.random.default_rng(17)
+    one, y = np.arange(16), np.arange(16) % 2.0
+    shift = math.sqrt(2) * norm.ppf(0.9)
+    held = {"share": 0, "auc": 0}
+    for _ in range(400):
+        right = (rng.random(16) < 0.9).astype(float)
+        low, high = intervals.share(right, np.ones(16), 0.95)
+        held["share"] += low <= 0.9 <= high
+        low, high = intervals.auc(y, rng.normal(shift * y), one, 0.95)
+        held["auc"] += low <= 0.9 <= high
+    assert min(held.values()) >= 0.93 * 400
+
+
 def test_a_wider_level_gives_a_wider_interval():
     narrow, wide = (bag_metrics(Y, P, level=level, n_bootstrap=100) for level in (0.5, 0.9))
     assert wide["brier"].low < narrow["brier"].low < narrow["brier"].high < wide["brier"].high
@@ -297,10 +409,12 @@ def test_with_nothing_flagged():
 
 
 def test_undefined_resamples_are_counted_and_left_out():
-    """One negative in four: (3/4)^4 = 32 % of the resamples have none, and no AUC."""
-    found = bag_metrics([0, 1, 1, 1], [0.5, 0.7, 0.3, 0.8], n_bootstrap=400)["auc"]
-    assert 90 < found.n_undefined < 160
-    assert 0 <= found.low <= found.value <= found.high == 1
+    """One positive in four: (3/4)^4 = 32 % of the resamples have none, and no precision."""
+    found = bag_metrics([1, 0, 0, 0], [0.5, 0.7, 0.3, 0.2], n_bootstrap=400)
+    precision = found["average_precision"]
+    assert 90 < precision.n_undefined < 160
+    assert 0 <= precision.low <= precision.value <= precision.high == 1
+    assert found["auc"].n_undefined == 0
 
 
 def test_one_patient_has_no_interval():

@@ -130,6 +130,8 @@ def test_evaluate_rewrites_the_page_with_the_metrics(cv, tmp_path):
     invoke("evaluate", run, "--labels", labels)
     after = files(run)
     assert {name for name in after if after[name] != before.get(name)} == {
+        "config.json",  # lists labels.csv
+        "labels.csv",
         "metrics.json",
         "report.html",
     }
@@ -143,8 +145,58 @@ def test_evaluate_rewrites_the_page_with_the_metrics(cv, tmp_path):
     assert f"the label of 13 is known, and {wrong} of them are called wrongly" in html
     invoke("evaluate", run, "--labels", labels)
     assert files(run) == after
+    run_report.write(run)  # reads labels.csv by itself
+    assert files(run) == after
     invoke("evaluate", run)  # by its own labels again
     assert files(run) == before
+
+
+def test_labels_given_later_reach_the_page(cv, tmp_path):
+    """The page said "0 slides with a label" after gpmil evaluate."""
+    run, labels = tmp_path / "run", tmp_path / "labels.csv"
+    shutil.copytree(cv, run)
+    own = runs.read_predictions(cv)
+    config = json.loads((run / "config.json").read_text())
+    config["read"] = ["labels: 0 slides with a label, 14 without, 0 labels without a slide"]
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "predictions.csv").write_bytes(runs.csv_bytes(own.assign(label="")))
+    known = own[["slide", "label"]].astype({"label": int})
+    known.to_csv(labels, index=False)
+    invoke("evaluate", run, "--labels", labels)
+    html, first = (run / "report.html").read_text(), files(run)
+    assert f"labels: {len(known)} slides with a label, 0 without, as given to gpmil" in html
+    assert "0 slides with a label" not in html.replace(f"{len(known)} slides with", "")
+    invoke("evaluate", run)  # it has none of its own: those given before
+    assert files(run) == first
+    known.assign(label=1 - known["label"]).to_csv(labels, index=False)
+    invoke("evaluate", run, "--labels", labels)
+    given = pd.read_csv(run / "labels.csv")
+    assert given["label"].tolist() == [1 - y for y in known["label"]]
+
+
+def test_labels_changed_by_hand_are_named(cv, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(cv, run)
+    for text in ("slide,label,patient\na,2,\n", "slide,label,patient\na,1,\na,1,\n", "x\n"):
+        (run / "labels.csv").write_text(text)
+        with pytest.raises(ValueError, match=r"labels\.csv"):
+            run_report.write(run)
+    assert (run / "report.html").read_bytes() == (cv / "report.html").read_bytes()
+
+
+def test_the_page_says_whether_patients_are_known(cv, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(cv, run)
+    html = (cv / "report.html").read_text()
+    assert "not seen it, nor its patient: slides of one patient stay together" in html
+    assert "intervals by patient" in html and "No patient is known" not in html
+    own = runs.read_predictions(cv).assign(patient="")
+    (run / "predictions.csv").write_bytes(runs.csv_bytes(own))
+    run_report.write(run)
+    html = (run / "report.html").read_text()
+    assert "by a model that has not seen it." in html and "nor its patient" not in html
+    assert "No patient is known: every slide is taken as a patient of its own" in html
+    assert "intervals by slide" in html and "intervals by patient" not in html
 
 
 def test_evaluate_elsewhere_leaves_the_page(cv, tmp_path):

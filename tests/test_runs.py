@@ -350,6 +350,7 @@ def test_metrics_are_those_of_the_files(written, cohort, monkeypatch):
         assert found["patches"]["metrics"][name]["value"] == estimate.value
         assert found["patches"]["metrics"][name]["low"] == estimate.low
     assert found["slides"]["patients"] == len(set(cohort.groups))
+    assert found["slides"]["intervals_by"] == "patient"
     json.dumps(found, allow_nan=False)
 
 
@@ -362,7 +363,9 @@ def test_without_labels_there_are_no_metrics(written):
 def test_slides_without_a_patient_are_resampled_on_their_own(written, monkeypatch):
     monkeypatch.setattr(runs, "RESAMPLES", 10)
     table = runs.read_predictions(written).assign(patient="")
-    assert runs.judge(written, table)["slides"]["patients"] == len(table)
+    found = runs.judge(written, table)["slides"]
+    assert (found["patients"], found["intervals_by"]) == (None, "slide")
+    assert found["metrics"]["brier"]["n"] == len(table)
 
 
 def test_undefined_metrics_are_null(written, monkeypatch):

@@ -333,12 +333,26 @@ def test_curves_are_of_the_rows_listed(tmp_path):
     assert found["metrics"] is None
 
 
+def test_labels_given_to_evaluate_are_shown(tmp_path):
+    """The viewer said that no slide has a label after gpmil evaluate."""
+    folder = write_run(tmp_path / "run", dict.fromkeys(f"s{k}" for k in range(6)), labels=False)
+    assert client(folder).get("/api/cohort").json()["labels_known"] is False
+    assert client(folder).get("/api/curves/0").status_code == 404
+    table = "slide,label,patient\ns0,1,\ns1,0,\ns2,1,\ns3,0,\ns4,,\nother,1,p\n"
+    (folder / "labels.csv").write_text(table)
+    shown = client(folder).get("/api/cohort").json()
+    assert shown["columns"]["label"] == [1, 0, 1, 0, None, None] and shown["labels_known"]
+    found = client(folder).get("/api/curves/0").json()
+    assert sum(found["confusion"][cell] for cell in ("tp", "fp", "fn", "tn")) == 4
+    assert found["patients_known"] is False
+
+
 def test_metrics_are_those_of_the_run(tmp_path):
     folder = write_run(tmp_path / "run", dict.fromkeys(f"s{k}" for k in range(30)))
     judged = runs.judge(folder, runs.read_predictions(folder))
     (folder / runs.METRICS).write_bytes(runs.json_bytes(judged))
     found = client(folder).get("/api/curves/0").json()
-    assert found["metrics"] == judged["slides"]["metrics"]
+    assert found["metrics"] == judged["slides"]["metrics"] and found["patients_known"] is True
     expected = {k: judged["slides"]["metrics"]["auc"][k] for k in ("value", "low", "high")}
     assert found["roc"]["auc"] == expected
 

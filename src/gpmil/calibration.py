@@ -59,11 +59,12 @@ def folds(
     groups: Shaped[np.ndarray, " B"] | None = None,
     n_folds: int = 5,
     seed: int = 0,
+    unit: str = "patient",
 ) -> Int[np.ndarray, " B"]:
     """The fold of every bag: stratified by label, patients (groups) kept together.
 
     Every fold holds a negative bag and every training part both classes. Where n_folds are too
-    many for that there are fewer, at least two; it is said once.
+    many for that there are fewer, at least two; it is said once, with `unit` for what groups are.
 
     >>> folds(np.array([0, 0, 0, 1, 1, 1]), np.array(list("aabbcc")), n_folds=2)
     array([1, 1, 0, 0, 1, 1])
@@ -80,9 +81,9 @@ def folds(
     if fold is None:
         fold = _halves(labels, groups)
     if fold.max() + 1 < n_folds:
-        unit = "negative bags" if groups is None else "patients with a negative bag"
+        kind = "negative bags" if groups is None else f"{unit}s with a negative bag"
         found = f"{fold.max() + 1} folds instead of {n_folds}"
-        logger.warning("%s: there are %d %s.", found, len(negative), unit)
+        logger.warning("%s: there are %d %s.", found, len(negative), kind)
     return fold
 
 

@@ -1,8 +1,8 @@
 """report.html of a finished run: everything it holds, on one page that can be sent around.
 
 Reads nothing but the run folder, so that the page and the files agree to the last digit:
-config.json, predictions.csv, metrics.json, patches/, splits.csv and model/, those that there are.
-`gpmil evaluate` judges by other labels, and gives them with the metrics they make.
+config.json, predictions.csv, labels.csv, metrics.json, patches/, splits.csv and model/, those that
+there are. `gpmil evaluate` judges by other labels, and gives them with the metrics they make.
 """
 
 import json
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil import heatmaps, plots, runs
+from gpmil import heatmaps, plots, run_labels, runs
+from gpmil.bag_checks import count
 from gpmil.models import BagClassifier, load
 from gpmil.report import Picture, Section, Table, page
 
@@ -54,6 +55,8 @@ class Run:
     model: BagClassifier | None
     metrics: dict[str, Any]  # metrics.json
     patch_labels: PatchLabels | None = None  # in place of those of the tables
+    given: bool = False  # labels are those of gpmil evaluate, not of the run itself
+    patients_known: bool = False  # when it was run, whatever gpmil evaluate was told later
 
     @classmethod
     def read(
@@ -62,19 +65,23 @@ class Run:
         slides: pd.DataFrame | None = None,
         metrics: dict[str, Any] | None = None,
         patch_labels: PatchLabels | None = None,
+        given: bool | None = None,
     ) -> "Run":
         """Open a finished run, or one about to be finished; what is given is not read."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if slides is None:
             found = (folder / runs.PREDICTIONS).exists()
             slides = runs.read_predictions(folder) if found else pd.DataFrame()
+            slides = run_labels.overlaid(slides, folder) if found else slides
         if metrics is None:
             file = folder / runs.METRICS
             metrics = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         if "repeat" in slides and slides["repeat"].nunique() < 2:
             slides = slides.drop(columns="repeat")
         model = load(folder / "model") if (folder / "model").is_dir() else None
-        return cls(folder, config, slides, model, metrics, patch_labels)
+        given = run_labels.are_given(folder) if given is None else given
+        known = _has_patients(runs.read_predictions(folder)) if len(slides) else False
+        return cls(folder, config, slides, model, metrics, patch_labels, given, known)
 
     @property
     def known(self) -> pd.DataFrame:
@@ -125,13 +132,14 @@ def write(
     slides: pd.DataFrame | None = None,
     metrics: dict[str, Any] | None = None,
     patch_labels: PatchLabels | None = None,
+    given: bool | None = None,
 ) -> None:
     """Make report.html of what is in the folder, whole or not at all.
 
-    Predictions with other labels, the metrics they make and `patch_labels(slide, table)` take the
-    place of what is in the files.
+    Predictions with other labels (`given`), the metrics they make and `patch_labels(slide, table)`
+    take the place of what is in the files.
     """
-    run = Run.read(Path(folder), slides, metrics, patch_labels)
+    run = Run.read(Path(folder), slides, metrics, patch_labels, given)
     sections = [
         section
         for section in (_read(run), _settings(run), _quality(run), _errors(run), _slides(run))
@@ -175,8 +183,13 @@ def _wrong(known: pd.DataFrame) -> pd.Series:
 
 # --- What was read, what was learned --------------------------------------------------------------
 def _read(run: Run) -> Section | None:
-    lines = run.config.get("read", [])
-    return Section("What was read", [str(line) for line in lines]) if lines else None
+    lines = [str(line) for line in run.config.get("read", [])]
+    if run.given:
+        known, n = run.known["slide"].nunique(), run.slides["slide"].nunique()
+        told = f"labels: {count(known, 'slide')} with a label, {n - known:,} without, as given to "
+        lines = [line for line in lines if not line.startswith(("labels: ", "patients: "))]
+        lines.append(told + f"gpmil evaluate ({run_labels.LABELS})")
+    return Section("What was read", lines) if lines else None
 
 
 def _settings(run: Run) -> Section | None:
@@ -220,10 +233,10 @@ def _quality(run: Run) -> Section | None:
     ):
         return None
     tables = [
-        _metric_table(judged, "slides", SLIDE_METRICS, "Slides, with 95 % intervals by patient.")
+        _metric_table(judged, "slides", SLIDE_METRICS, f"Slides, with 95 % intervals {_by(run)}.")
     ]
     if any("patches" in m for m in judged.values()):
-        tables.append(_patch_table(judged))
+        tables.append(_patch_table(judged, _by(run)))
     parts = run.by_coupling(known)
     tables.append(_confusion(parts))
     labels = _labels(next(iter(parts.values())))
@@ -255,9 +268,24 @@ def _calibration(known: pd.DataFrame, of: str) -> list[Picture]:
 
 
 def _independence(run: Run) -> list[str]:
+    """What the numbers may be trusted for."""
+    words = [str(run.config["note"])] if run.config.get("note") else []
     if run.config.get("command") == "cv":
-        return ["Every slide was predicted by a model that has not seen it, nor its patient."]
-    return [str(run.config["note"])] if run.config.get("note") else []
+        nor = ", nor its patient: slides of one patient stay together" if run.patients_known else ""
+        words = [f"Every slide was predicted by a model that has not seen it{nor}."]
+        if not run.patients_known:
+            words.append(runs.NO_PATIENT)
+    if not _has_patients(run.slides) and runs.NO_PATIENT not in words:
+        words.append(runs.NO_PATIENT)
+    return words
+
+
+def _has_patients(slides: pd.DataFrame) -> bool:
+    return "patient" in slides and bool((slides["patient"] != "").any())
+
+
+def _by(run: Run) -> str:
+    return "by patient" if _has_patients(run.slides) else "by slide"
 
 
 def _metric_table(
@@ -275,12 +303,12 @@ def _metric_table(
     return Table(["metric", *parts], rows, caption, text=["metric"])
 
 
-def _patch_table(judged: dict[str, dict[str, Any]]) -> Table:
+def _patch_table(judged: dict[str, dict[str, Any]], by: str) -> Table:
     """Marks are judged where every coupling has them."""
     found = [part["patches"] for part in judged.values() if "patches" in part]
     marked = all(part["decided"] == "flagged" for part in found)
     names = PATCH_METRICS if marked else dict(list(PATCH_METRICS.items())[:3])
-    caption = "Patches whose label is known, with 95 % intervals by patient."
+    caption = f"Patches whose label is known, with 95 % intervals {by}."
     return _metric_table(judged, "patches", names, caption)
 
 

@@ -7,7 +7,8 @@
     predictions.csv         a row a slide
     patches/<slide>.csv.gz  a row a patch; patches/coupling-<c>/ for each of several couplings,
                             patches/repeat-<k>/ for the later repeats of a cross-validation
-    metrics.json            with bootstrap intervals by patient
+    labels.csv              what gpmil evaluate was given in place of the labels that were read
+    metrics.json            with intervals by patient, or by slide where no patient is known
     log.txt                 the only place for times
 
 Everything is assembled in `<out>.partial`, each file written beside its place and renamed; a part
@@ -57,6 +58,10 @@ RESAMPLES = 1000
 MANY_PATCHES, FEWER_RESAMPLES = 200_000, 200
 LEVEL = 0.9  # of the interval of a slide's probability
 NUMBERS = ("probability", "low", "high", "log_odds", "label")
+NO_PATIENT = (
+    "No patient is known: every slide is taken as a patient of its own. If patients have several "
+    "slides, folds leak and intervals are too narrow: give --patient."
+)
 
 
 # --- The folder -----------------------------------------------------------------------------------
@@ -582,10 +587,12 @@ def _slide_metrics(known: pd.DataFrame, groups: np.ndarray) -> dict[str, Any]:
     labels = known["label"].to_numpy().astype(np.int64)
     probability = known["probability"].to_numpy()
     estimates = metrics.bag_metrics(labels, probability, groups=groups, n_bootstrap=RESAMPLES)
+    by_patient = bool((known["patient"] != "").any())
     found: dict[str, Any] = {
         "predictions": len(known),
         "slides": int(known["slide"].nunique()),
-        "patients": len(np.unique(groups)),
+        "patients": len(np.unique(groups)) if by_patient else None,
+        "intervals_by": "patient" if by_patient else "slide",
         "positive": int(labels.sum()),
         "resamples": RESAMPLES,
         "metrics": _plain(estimates),

@@ -250,7 +250,7 @@ def _cv(
     cache: options.Cache = None,
     model: options.ModelName = "VGPMILPRI",
     config: options.ConfigFile = None,
-    folds: Annotated[int, typer.Option(help="Folds; slides of a patient stay together.")] = 5,
+    folds: Annotated[int, typer.Option(help="Folds; slides of a known patient stay together.")] = 5,
     repeats: Annotated[int, typer.Option(help="Times everything is repeated, other folds.")] = 1,
     splits: Annotated[
         Path | None,

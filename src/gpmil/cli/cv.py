@@ -1,4 +1,4 @@
-"""`gpmil cv`: every slide predicted by a model that has not seen its patient."""
+"""`gpmil cv`: every slide predicted by a model that has not seen it, nor its patient if known."""
 
 import hashlib
 import logging
@@ -201,10 +201,10 @@ def planned(bags: Bags, asked: Folds, source: Source) -> list[Split]:
 
 
 def _made(bags: Bags, asked: Folds, source: Source) -> Iterator[Split]:
-    groups = bags.groups
+    groups, unit = bags.groups, "patient"
     if asked.site is not None:
         sites = _sites(bags, asked.site, source)
-        groups = together(sites, sites if groups is None else groups)
+        groups, unit = together(sites, sites if groups is None else groups), "site"
         n_sites, n_groups = len(np.unique(sites)), len(np.unique(groups))
         if n_groups < n_sites:
             logger.warning(
@@ -212,9 +212,11 @@ def _made(bags: Bags, asked: Folds, source: Source) -> Iterator[Split]:
                 n_sites,
                 n_groups,
             )
+        _check_sites(bags.labels, groups, sites, asked.site)
+    _check_classes(bags.labels, groups, unit)
     every = np.arange(len(bags))
     for repeat in range(asked.repeats):
-        fold = calibration.folds(bags.labels, groups, asked.folds, asked.seed + repeat)
+        fold = calibration.folds(bags.labels, groups, asked.folds, asked.seed + repeat, unit)
         for k in range(int(fold.max()) + 1):
             yield Split(repeat, str(k), every[fold != k], every[fold == k])
 
@@ -229,6 +231,41 @@ def together(a: Shaped[np.ndarray, " B"], b: Shaped[np.ndarray, " B"]) -> Int[np
     n = left.max() + 1
     links = coo_array((np.ones(len(a)), (left, n + right)), shape=(n + right.max() + 1,) * 2)
     return connected_components(links, directed=False)[1][left].astype(np.int64)
+
+
+def _check_sites(
+    labels: Int[np.ndarray, " B"],
+    groups: Int[np.ndarray, " B"],
+    sites: Shaped[np.ndarray, " B"],
+    column: str,
+) -> None:
+    """Both classes must be found at two sites (or groups of them): one is always held out."""
+    for y, name in enumerate(("negative", "positive")):
+        holders = np.unique(groups[labels == y])
+        if len(holders) == 1:
+            own = np.unique(sites[groups == holders[0]])
+            several = f"the sites {listed(own)}, which share patients" if len(own) > 1 else ""
+            raise ValueError(
+                f"--site {column}: all {int((labels == y).sum())} {name} slides are of "
+                f"{several or f'one site, {str(own[0])!r}'}: a model that has not seen them would "
+                f"see no {name} slide. Sites cannot be held out here: leave out --site, or add "
+                f"{name} slides of another site."
+            )
+
+
+def _check_classes(
+    labels: Int[np.ndarray, " B"], groups: Shaped[np.ndarray, " B"] | None, unit: str
+) -> None:
+    """Two slides of each class, of two patients: what is tested is not trained on."""
+    for y, name in enumerate(("negative", "positive")):
+        n = int((labels == y).sum())
+        holders = np.arange(n) if groups is None else np.unique(groups[labels == y])
+        if len(holders) < 2:
+            of = f", all of {unit} {str(holders[0])!r}" if n > 1 else ""
+            raise ValueError(
+                f"cross-validation needs at least 2 {name} slides of different {unit}s; found "
+                f"{n} of {len(labels)}{of}. Check the label column, or add {name} slides."
+            )
 
 
 def _sites(bags: Bags, column: str, source: Source) -> Shaped[np.ndarray, " B"]:

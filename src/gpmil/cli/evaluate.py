@@ -11,10 +11,11 @@ import pandas as pd
 
 from gpmil import run_report, runs
 from gpmil.bag_checks import listed
-from gpmil.cli.options import print_line, show_metrics
+from gpmil.cli.options import patient_column, print_line, show_metrics
 from gpmil.io import tables
 from gpmil.io.labels import SLIDE_NAMES, join, key
 from gpmil.report import CARD
+from gpmil.run_labels import LABELS, overlaid, rows
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,11 @@ class Truth:
 
 
 def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
-    """Write metrics.json and the page that shows it into the run (or to `out`), and print it."""
+    """Write metrics.json, labels and page into the run (or metrics to `out`), and print them."""
     config = runs.read_config(folder)
-    predictions = runs.read_predictions(folder)
-    if truth.labels is not None:
-        predictions = _relabelled(predictions, truth)
-    elif not predictions["label"].notna().any():
+    own = runs.read_predictions(folder)
+    predictions = _labelled(own, truth, folder)
+    if not predictions["label"].notna().any():
         raise ValueError(
             f"{folder}: its predictions have no labels: name a table with a row a slide with "
             "--labels."
@@ -47,12 +47,30 @@ def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
     if out is not None:
         runs.write_whole(out, runs.json_bytes(found))
     else:
-        run_report.write(folder, predictions, found, patch_labels)
+        given = predictions is not own
+        run_report.write(folder, predictions, found, patch_labels, given)
+        _keep_labels(folder, predictions if given else None)
         runs.write_whole(folder / runs.METRICS, runs.json_bytes(found))
-        files = sorted({*config.get("files", []), runs.METRICS, run_report.REPORT})
-        runs.write_whole(folder / CARD, runs.json_bytes(config | {"files": files}))
+        files = {*config.get("files", []), runs.METRICS, run_report.REPORT} - {LABELS}
+        files |= {LABELS} if given else set()
+        runs.write_whole(folder / CARD, runs.json_bytes(config | {"files": sorted(files)}))
     show_metrics(found)
     print_line(f"Written to {out or folder / runs.METRICS}.")
+
+
+def _labelled(own: pd.DataFrame, truth: Truth, folder: Path) -> pd.DataFrame:
+    """With the labels given now; else those of the run, else those it was given before."""
+    if truth.labels is not None:
+        return _relabelled(own, truth)
+    return own if own["label"].notna().any() else overlaid(own, folder)
+
+
+def _keep_labels(folder: Path, predictions: pd.DataFrame | None) -> None:
+    """labels.csv, for the page and the viewer; away with it where the run's own labels count."""
+    if predictions is None:
+        (folder / LABELS).unlink(missing_ok=True)
+    else:
+        runs.write_whole(folder / LABELS, runs.csv_bytes(rows(predictions)))
 
 
 def _facts_of_fit(folder: Path) -> dict[str, Any]:
@@ -66,9 +84,12 @@ def _relabelled(predictions: pd.DataFrame, truth: Truth) -> pd.DataFrame:
     """The predictions with the labels (and patients) of a table; slides without are not judged."""
     assert truth.labels is not None
     slides = predictions["slide"].tolist()
-    joined = join(slides, truth.labels, truth.slide, truth.label, truth.patient, truth.positive)
+    patient = patient_column(truth.patient)
+    joined = join(slides, truth.labels, truth.slide, truth.label, patient, truth.positive)
     labels = [_zero_one(value, joined.positive) for value in joined.labels]
     patients = predictions["patient"] if joined.groups is None else joined.groups
+    if patient is False:
+        patients = ""
     missing = len(set(joined.slides_without_label))
     if missing:
         print_line(f"{missing} slides without a label are not judged.")

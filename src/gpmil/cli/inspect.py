@@ -13,7 +13,5 @@ def run(source: Source, cache: Path | None = None) -> None:
     if (bags.labels >= 0).any():
         positive, negative = int((bags.labels == 1).sum()), int((bags.labels == 0).sum())
         print_line(f"classes: {positive} positive, {negative} negative")
-    if bags.groups is not None:
-        print_line(f"patients: {len(set(bags.groups.tolist()))}")
     for line in report.warnings():
         print_line(f"WARNING: {line}")

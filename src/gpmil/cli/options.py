@@ -33,7 +33,10 @@ Labels = Annotated[
 ]
 SlideColumn = Annotated[str | None, typer.Option(help="Its column with the slide's name.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Its column with the label.")]
-PatientColumn = Annotated[str | None, typer.Option(help="Its column with the patient.")]
+PatientColumn = Annotated[
+    str | None,
+    typer.Option(help="Its column with the patient; none: every slide is one of its own."),
+]
 Positive = Annotated[
     str | None, typer.Option(help="The label that counts as positive; all others are negative.")
 ]
@@ -87,7 +90,7 @@ class Source:
             slide=self.slide,
             label=self.label,
             positive=self.positive,
-            patient=self.patient,
+            patient=patient_column(self.patient),
             step=None if self.step is None else _step(self.step),
             graph=None if self.graph.lower() == "none" else self.graph,
             format=self.format,
@@ -103,6 +106,11 @@ class Source:
         # Where features are kept for the next time is not a fact of the data.
         lines = [line for line in report.lines() if not line.startswith("features are kept")]
         return bags, [*lines, *report.warnings()]
+
+
+def patient_column(given: str | None) -> str | bool | None:
+    """The column as `gpmil.read` takes it, where none says that there are no patients."""
+    return False if given is not None and given.casefold() == "none" else given
 
 
 def _step(text: str) -> float | tuple[float, ...]:
@@ -337,6 +345,10 @@ def show_metrics(found: Mapping[str, Any]) -> None:
         for name in names if what in found else ():
             estimate = runs.estimate(found[what]["metrics"][name])
             print_line(f"{what} {name.replace('_', ' ')}: {estimate}")
+    if "slides" in found:
+        patients = found["slides"]["patients"]
+        known = f"Slides of one patient stay together; intervals by patient, of {patients}."
+        print_line(runs.NO_PATIENT if patients is None else known)
 
 
 SHOWN = {

@@ -38,7 +38,7 @@ def read(
     slide: str | None = None,
     label: str | None = None,
     positive: Any = None,
-    patient: str | None = None,
+    patient: str | bool | None = None,
     step: Any = None,
     graph: str | None = "grid4",
     format: str | None = None,
@@ -57,6 +57,8 @@ def read(
         taken, where the format has any.
     slide, label, patient : column names of that table
         None: guessed among usual names, and that is said.
+        Patients of TCGA slides are guessed from their barcodes, where no column has them;
+        `patient=False` takes every slide as a patient of its own.
     positive
         The label that counts as 1, where labels are words; all others count as 0.
     step : number or pair
@@ -98,7 +100,7 @@ def read_with_report(
     slide: str | None = None,
     label: str | None = None,
     positive: Any = None,
-    patient: str | None = None,
+    patient: str | bool | None = None,
     step: Any = None,
     graph: str | None = "grid4",
     format: str | None = None,

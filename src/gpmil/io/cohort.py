@@ -9,7 +9,7 @@ import numpy as np
 from gpmil import graphs
 from gpmil.bag_checks import UNKNOWN, count, listed, offsets_of
 from gpmil.bags import Bags
-from gpmil.io import steps
+from gpmil.io import patients, steps
 from gpmil.io.cache import Kept, Stored, stored
 from gpmil.io.formats import Listing
 from gpmil.io.labels import Joined, check, join
@@ -24,7 +24,7 @@ def read(
     slide: str | None,
     label: str | None,
     positive: Any,
-    patient: str | None,
+    patient: str | bool | None,
     step: Any,
     graph: str | None,
     skip_bad: bool,
@@ -34,7 +34,7 @@ def read(
     if graph not in (None, *graphs.GRAPHS):
         raise ValueError(f"graph: expected {', '.join(graphs.GRAPHS)} or None, found {graph!r}.")
     if labels is None:
-        refuse({"slide": slide, "label": label, "positive": positive, "patient": patient})
+        refuse({"slide": slide, "label": label, "positive": positive, "patient": patient or None})
     else:
         check(labels, slide, label, patient)
     found = stored(listing, cache, skip_bad)
@@ -44,6 +44,9 @@ def read(
         if labels is None
         else join(names, labels, slide, label, patient, positive)
     )
+    guessed = patients.Guess()
+    if joined.groups is None and patient is not False:
+        guessed = patients.guess(names)
     coords = _coords(found, graph, listing)
     offsets = offsets_of(np.array([s.n for s in found.slides]))
     told = [s.told for s in found.slides]
@@ -61,7 +64,7 @@ def read(
         labels=joined.labels,
         positive=joined.positive,
         names=names,
-        groups=joined.groups,
+        groups=guessed.patients if joined.groups is None else joined.groups,
         coords=coords,
         instance_labels=found.instance_labels,
         step=value,
@@ -75,7 +78,8 @@ def read(
             "sizes": {s.name: s.told.size for s in found.slides if s.told.size is not None},
         },
     )
-    notes = [*joined.notes, *guesses, *_notes(found, listing, units)]
+    notes = [*joined.notes, *filter(None, [guessed.note]), *guesses]
+    notes += _notes(found, listing, units)
     return bags, ReadReport(
         format=found.format,
         n_files=len(listing.files),
@@ -92,6 +96,8 @@ def read(
         duplicates=joined.duplicates,
         skipped=(*((name, "no patch") for name in found.empty), *found.bad),
         notes=tuple(notes),
+        n_patients=None if bags.groups is None else len(set(bags.groups.tolist())),
+        patients_doubted=guessed.warning,
         cache=str(found.folder),
         **graph_facts(bags),
     )

@@ -65,7 +65,7 @@ def join(
     labels: str | os.PathLike | pd.DataFrame,
     slide: str | None = None,
     label: str | None = None,
-    patient: str | None = None,
+    patient: str | bool | None = None,
     positive: Any = None,
 ) -> Joined:
     """The label and the patient of every slide in `names`; -1 for those the table has not."""
@@ -93,7 +93,7 @@ def join(
     )
 
 
-def check(labels: Any, slide: str | None, label: str | None, patient: str | None) -> None:
+def check(labels: Any, slide: str | None, label: str | None, patient: str | bool | None) -> None:
     """Whatever is wrong with the table itself, before hours are spent on the slides."""
     where, df, columns = _table(labels, slide, label, patient)
     _one_row_a_slide(df, columns, where)
@@ -106,7 +106,7 @@ def _table(
     labels: str | os.PathLike | pd.DataFrame,
     slide: str | None,
     label: str | None,
-    patient: str | None,
+    patient: str | bool | None,
 ) -> tuple[str, pd.DataFrame, dict[str, str | None]]:
     """What to call it in messages, the table, and its columns."""
     if isinstance(labels, pd.DataFrame):
@@ -137,9 +137,14 @@ def _table(
 
 
 def _column(
-    given: str | None, usual: Sequence[str], header: list[str], where: str, what: str
+    given: str | bool | None, usual: Sequence[str], header: list[str], where: str, what: str
 ) -> str | None:
-    return like(usual, header) if given is None else require([given], header, where, what)[0]
+    """The column given, or guessed by its name; False: there is none."""
+    if isinstance(given, str):
+        return require([given], header, where, what)[0]
+    if given is not None and given is not False:
+        raise ValueError(f"{what} must be the name of a column, None or False, got {given!r}.")
+    return None if given is False else like(usual, header)
 
 
 def _one_row_a_slide(
@@ -187,7 +192,7 @@ def _groups(rows: pd.DataFrame, keys: list[str], names: Sequence[str]) -> list[s
 def _notes(
     where: str,
     columns: dict[str, str | None],
-    given: tuple[str | None, ...],
+    given: tuple[str | bool | None, ...],
     rows: pd.DataFrame,
     keys: list[str],
 ) -> tuple[str, ...]:

@@ -1,12 +1,13 @@
 """Tables and .npz, which hold a whole cohort, as one `Bags` with a report."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpmil.bags import Bags
-from gpmil.io import npz, sicapv2, tables
+from gpmil.io import npz, patients, sicapv2, tables
 from gpmil.io.labels import Joined, join
 from gpmil.io.report import NO_POSITIONS, ReadReport, graph_facts
 from gpmil.io.steps import describe
@@ -46,7 +47,7 @@ def read(
     slide: str | None,
     label: str | None,
     positive: Any,
-    patient: str | None,
+    patient: str | bool | None,
     step: Any,
     graph: str | None,
     format: str | None = None,
@@ -73,7 +74,8 @@ def read(
             **columns,
         )["all"]
     else:
-        options = {"slide": slide, "label": label, "patient": patient, "positive": positive}
+        options = {"slide": slide, "label": label, "patient": patient or None}
+        options |= {"positive": positive}
         _refuse(options if own else {}, path)
         if which is npz.read:
             bags, split = npz.whole(path, step=step, graph=graph)
@@ -87,7 +89,13 @@ def read(
     if joined is not None:
         bags = relabelled(bags, joined)
         notes += joined.notes
-    return bags, _report(bags, kind, joined, notes, given=step is not None)
+    guessed = patients.Guess()
+    if bags.groups is None and patient is not False:
+        guessed = patients.guess(bags.names.astype(str).tolist())
+        bags = bags if guessed.patients is None else of_patients(bags, guessed.patients)
+        notes += filter(None, [guessed.note])
+    report = _report(bags, kind, joined, notes, given=step is not None)
+    return bags, replace(report, patients_doubted=guessed.warning)
 
 
 _NO_LABELS: dict[str, Any] = {"label": False, "patient": False}
@@ -101,13 +109,26 @@ def _refuse(options: dict[str, Any], path: Path) -> None:
 
 def relabelled(bags: Bags, joined: Joined) -> Bags:
     """The same bags with the labels and patients of a table."""
+    groups = bags.groups if joined.groups is None else joined.groups
+    return _rebuilt(bags, joined.labels, joined.positive, groups)
+
+
+def of_patients(bags: Bags, groups: Sequence[str]) -> Bags:
+    """The same bags, of these patients."""
+    if bags.class_names is None:
+        return _rebuilt(bags, bags.labels, None, groups)
+    words = [bags.class_names[y] if y >= 0 else None for y in bags.labels]
+    return _rebuilt(bags, words, bags.class_names[1], groups)
+
+
+def _rebuilt(bags: Bags, labels: Any, positive: str | None, groups: Any) -> Bags:
     return Bags(
         bags.features,
         bags.offsets,
-        labels=joined.labels,
-        positive=joined.positive,
+        labels=labels,
+        positive=positive,
         names=bags.names,
-        groups=bags.groups if joined.groups is None else joined.groups,
+        groups=groups,
         coords=bags.coords,
         instance_labels=bags.instance_labels,
         adjacency=bags.adjacency,
@@ -139,6 +160,7 @@ def _report(
         duplicates=() if joined is None else joined.duplicates,
         skipped=(),
         notes=tuple(notes),
+        n_patients=None if bags.groups is None else len(set(bags.groups.tolist())),
         **graph_facts(bags),
     )
 

@@ -20,7 +20,8 @@ class ReadReport:
 
     `step` says the step and where it came from, `notes` every guess in one sentence,
     `edges_per_patch` counts an edge once, `without_edges` names slides of many patches and no
-    edge, `skipped` holds (name, reason), `cache` is the folder with the features.
+    edge, `skipped` holds (name, reason), `cache` is the folder with the features. `n_patients` is
+    None where no patient is known; `patients_doubted` says if names suggest that there are some.
     """
 
     format: str
@@ -42,6 +43,8 @@ class ReadReport:
     skipped: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     cache: str | None = None
+    n_patients: int | None = None
+    patients_doubted: str = ""
 
     def lines(self) -> list[str]:
         """The report, one fact a line."""
@@ -56,6 +59,7 @@ class ReadReport:
             f"labels: {count(self.matched, 'slide')} with a label, "
             f"{len(self.slides_without_label):,} without, "
             f"{count(len(self.labels_without_slide), 'label')} without a slide",
+            f"patients: {NO_PATIENTS if self.n_patients is None else self.n_patients}",
             *([f"features are kept in {self.cache}"] if self.cache else []),
             *(f"left out: {name}: {reason}" for name, reason in self.skipped),
             *(f"note: {note}" for note in self.notes),
@@ -65,6 +69,8 @@ class ReadReport:
         """What is alarming; empty where nothing is."""
         return [
             *self._about_the_graph(),
+            # Without a label there are neither folds nor intervals to worry about.
+            *([self.patients_doubted] if self.patients_doubted and self.matched else []),
             *(f"{count(len(names), noun)} {what}: {listed(names)}." for names, noun, what in (
                 (self.slides_without_label if self.matched else (), "slide", "without a label"),
                 (self.labels_without_slide, "label", "without a slide"),
@@ -94,6 +100,7 @@ class ReadReport:
             )
 
 
+NO_PATIENTS = "not known, every slide is taken as one of its own"
 NO_POSITIONS = "none"
 """`units` of a cohort without positions."""
 

@@ -1,5 +1,7 @@
 """Finished runs as one list of slides: what their files say, digit by digit.
 
+Labels that `gpmil evaluate` was given take the place of those that a run has read.
+
 Slides of several runs are matched by name. A run of `gpmil cv --repeats` has several rows a slide
 and shows the first; a run with several couplings has a table for each.
 """
@@ -19,7 +21,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from gpmil import __version__, persistence, slides
+from gpmil import __version__, persistence, run_labels, slides
 from gpmil.report import CARD, FORMAT
 
 logger = logging.getLogger("gpmil")
@@ -142,7 +144,7 @@ def _predictions(folder: Path) -> pd.DataFrame:
         frame[name] = _exact(frame[name], file) if name in frame else math.nan
     for name in ("patient", "decision"):
         frame[name] = frame.get(name, "")
-    return frame
+    return run_labels.overlaid(frame, folder)
 
 
 def _exact(column: pd.Series, file: Path) -> list[float]:

@@ -35,6 +35,7 @@ def curves(run: Run, asked: str | None = None) -> dict[str, Any]:
         "reliability": _reliability(y, p),
         "confusion": _confusion(y, p),
         "metrics": judged,
+        "patients_known": bool((known["patient"] != "").any()),
     }
 
 

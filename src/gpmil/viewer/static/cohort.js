@@ -154,7 +154,7 @@ function estimate(name, found) {
   return `${name} ${value} (${short(found.low)} to ${short(found.high)})`;
 }
 
-function metricTable(metrics) {
+function metricTable(metrics, patientsKnown) {
   const digits = (value) => ((value ?? null) === null ? "\u2013" : Number(value).toFixed(3));
   const rows = Object.entries(metrics).map(([name, { value, low, high }]) => {
     const title = make("th", { scope: "row" }, name.replaceAll("_", " "));
@@ -164,7 +164,11 @@ function metricTable(metrics) {
   const titles = ["", "value", "interval"].map((word) => make("th", { scope: "col" }, word));
   const head = make("thead", {}, make("tr", {}, ...titles));
   const table = make("table", { class: "metrics" }, head, make("tbody", {}, ...rows));
-  return figure("Metrics", "with bootstrap intervals by patient", table);
+  const note = patientsKnown
+    ? "with 95 % intervals by patient"
+    : "with 95 % intervals by slide: no patient is known, and if patients have several slides, " +
+      "folds leak and intervals are too narrow";
+  return figure("Metrics", note, table);
 }
 
 // --- The page ------------------------------------------------------------------------------------
@@ -191,7 +195,8 @@ export class CohortPage {
       note.textContent = "Click a point or a cell to see its slides in the list.";
       // There is no ROC curve where all slides are of one class.
       const parts = [confusion(found.confusion), found.roc && roc(found.roc)];
-      parts.push(reliability(found.reliability), found.metrics && metricTable(found.metrics));
+      parts.push(reliability(found.reliability));
+      if (found.metrics) parts.push(metricTable(found.metrics, found.patients_known));
       box.replaceChildren(...parts.filter(Boolean));
     } catch (error) {
       if (ticket !== this.ticket) return;
