@@ -42,6 +42,7 @@ class ReadReport:
     skipped: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     cache: str | None = None
+    patches: str = ""  # how they were cut, where files tell
 
     def lines(self) -> list[str]:
         """The report, one fact a line."""
@@ -50,6 +51,7 @@ class ReadReport:
             f"{count(self.n_slides, 'slide')}, {self.n_patches:,} patches x "
             f"{count(self.n_features, 'feature')}, {self.dtype}",
             f"encoder: {self.encoder or 'not said in the files'}",
+            *([f"patches: {self.patches}"] if self.patches else []),
             f"positions: {self.units}; step: {self.step}",
             f"graph: {self.edges_per_patch:.3g} edges a patch, "
             f"{self.isolated:,} patches without a neighbour",
