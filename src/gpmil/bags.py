@@ -8,6 +8,7 @@ Arguments are checked in ``gpmil.bag_checks`` and ``gpmil.bag_positions``.
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,7 +17,7 @@ from scipy.sparse import csr_array, issparse
 
 from gpmil import bag_checks as checks
 from gpmil import bag_positions as positions
-from gpmil import graphs
+from gpmil import extraction, graphs
 from gpmil.bag_checks import UNKNOWN, PerBag, PerInstance, count, listed, offsets_of
 from gpmil.bag_positions import Steps
 from gpmil.bag_tables import Table
@@ -60,7 +61,8 @@ class Bags:
     graph : "grid4", "grid8", "radius", "knn", "chain" or None
         How coordinates make neighbours, see ``gpmil.graphs``.
     metadata : dict, optional
-        A few facts that travel along, such as ``{"encoder": "uni_v1"}``.
+        A few facts that travel along, such as ``{"encoder": "uni_v1", "magnification": 20}``;
+        `facts` are those that models compare.
     edges : one array a bag, optional
         (E, 2) local indices or (E, 3) with weights; coordinates then serve maps only.
     positive : optional
@@ -71,7 +73,7 @@ class Bags:
     Attributes
     ----------
     features, offsets, sizes, labels, names, groups, coords, instance_labels, adjacency, step,
-    graph, class_names, metadata, n_instances, n_features, bag_index, has_geometry, shape
+    graph, class_names, metadata, facts, n_instances, n_features, bag_index, has_geometry, shape
 
     Examples
     --------
@@ -294,6 +296,15 @@ class Bags:
     def metadata(self) -> dict[str, Any]:
         """A copy of the facts that travel along."""
         return dict(self._metadata)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """How the features were extracted, as far as `metadata` says.
+
+        encoder, magnification, mpp (microns per pixel), patch_size and overlap (pixels at that
+        magnification), downsample. A model refuses bags that differ from those of its fit.
+        """
+        return MappingProxyType(extraction.known(self._metadata))
 
     @property
     def shape(self) -> tuple[int]:

@@ -312,10 +312,14 @@ def fingerprint(bags: Bags) -> str:
 
 
 def places(bags: Bags) -> dict[str, Any]:
-    """What maps need besides positions: spacing, side, units, whether positions are centres."""
+    """What maps need besides positions: spacing, side, units, whether positions are centres.
+
+    Beside it, how the features were extracted and which classes the labels have, where known.
+    """
     known = {key: bags.metadata[key] for key in ("units", "anchor") if bags.metadata.get(key)}
-    told = sizes(bags)
-    return {"steps": steps(bags), **({"sizes": told} if told else {}), **known}
+    classes = None if bags.class_names is None else list(bags.class_names)
+    told = {"sizes": sizes(bags), "extraction": dict(bags.facts), "classes": classes}
+    return {"steps": steps(bags), **{k: v for k, v in told.items() if v}, **known}
 
 
 def steps(bags: Bags) -> dict[str, float | list[float]]:

@@ -309,6 +309,14 @@ def _predict(
     interval_patches: options.IntervalPatches = 20_000,
     batch: options.Batch = 20_000,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if any.")] = None,
+    allow_mismatch: Annotated[
+        bool,
+        typer.Option(
+            "--allow-mismatch",
+            help="Predict though magnification, patch size, overlap, encoder or positive class are "
+            "not those of the model.",
+        ),
+    ] = False,
     config: options.ConfigFile = None,
 ) -> None:
     """Predict slides and their patches with a fitted model."""
@@ -323,7 +331,7 @@ def _predict(
     from gpmil.cli import predict
 
     source = _source(data, labels, slide, label, positive, patient, step, graph, format, skip_bad)
-    wanted = predict.Wanted(str(model), coupling, device)
+    wanted = predict.Wanted(str(model), coupling, device, allow_mismatch)
     asked = runs.Asked(rate, alpha, interval_patches, batch)
     return predict.run(source, wanted, asked, out, cache)
 

@@ -21,7 +21,7 @@ from gpmil.cli.options import (
     write_report,
 )
 from gpmil.models import BagClassifier, load
-from gpmil.models.base import package_versions
+from gpmil.models.base import package_versions, warning
 from gpmil.report import CARD, RESEARCH
 
 logger = logging.getLogger("gpmil")
@@ -34,6 +34,7 @@ class Wanted:
     model: str
     coupling: str | None = None  # in place of the fitted one; several with commas between
     device: str | None = None
+    allow_mismatch: bool = False  # of magnification, patch size, overlap, encoder, classes
 
     def couplings(self) -> list[float]:
         """The strengths asked for, each once; none: that of the fit."""
@@ -89,9 +90,10 @@ def run(
     model = load(place)
     if wanted.device is not None:
         model.set_params(device=wanted.device)
+    model.allow_mismatch = wanted.allow_mismatch
     models = _coupled(model, couplings) if couplings else {"": model}
     bags, lines = source.cohort(cache)
-    model._check_predictable(bags)
+    wrong = _check_agreement(model, bags)
     config: dict[str, Any] = {
         "command": "predict",
         "options": {"source": asdict(source), **asdict(wanted), "asked": asdict(asked)},
@@ -107,9 +109,13 @@ def run(
             raise ValueError(f"{place} is not the model of the run to be repeated: it has changed.")
     seen = _seen(place, bags)
     if seen:
-        config["note"] = seen
         logger.warning("%s", seen)
+    note = " ".join(line for line in (wrong, seen) if line)
+    if note:
+        config["note"] = note
     config |= runs.places(bags)
+    if model.cohort_.get("classes"):  # of the probabilities, however these labels are called
+        config["classes"] = model.cohort_["classes"]
     n_steps = len(models) * len(list(runs.batches(bags.sizes, asked.batch))) + 1
     with runs.workspace(out, config) as space, progress(n_steps) as step:
         units: list[str] = []
@@ -122,10 +128,22 @@ def run(
         table = runs.read_predictions(space.folder)
         found = runs.judge(space.folder, table)
         if found:
-            noted = {"note": seen} if seen else {}
+            noted = {"note": note} if note else {}
             space.write(runs.METRICS, runs.json_bytes(noted | found))
         write_report(space.folder)
     _say(table, found, out)
+
+
+def _check_agreement(model: BagClassifier, bags: Bags) -> str:
+    """A ValueError where features were made otherwise than those of the fit.
+
+    Where that is allowed it is logged and returned; what could not be compared is logged, too.
+    """
+    wrong = model._mismatch(bags)
+    if wrong and not model.allow_mismatch:
+        raise ValueError(f"{wrong} To go on all the same: --allow-mismatch.")
+    model._check_predictable(bags)
+    return warning(wrong) if wrong else ""
 
 
 def _seen(place: Path, bags: Bags) -> str:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gpmil import features, inducing, inference
+from gpmil import extraction, features, inducing, inference
 from gpmil.bags import Bags
 from gpmil.distributed.cluster import Cluster
 from gpmil.distributed.partition import Facts, Plan, Some
@@ -236,7 +236,9 @@ def joined(parts: Sequence[Facts]) -> Facts:
                 "or check the files it reads."
             )
     _agree(parts, "n_features", "features an instance", "features of another encoder?")
-    _agree(parts, "encoder", "as encoder", "extract all features with one encoder")
+    for name, title in extraction.ONE_PER_COHORT.items():
+        said = {k: p.extraction[name] for k, p in enumerate(parts) if name in p.extraction}
+        _agree_all(said, f"as {title}", f"extract all features with one {title}")
     _agree(parts, "graph", "as graph", "build all bags with the same graph=, and all with coords")
     _agree(parts, "class_names", "as classes", "name the same positive= everywhere")
     given = [part.y for part in parts if part.y is not None]
@@ -255,18 +257,32 @@ def joined(parts: Sequence[Facts]) -> Facts:
         first.graph,
         any(part.has_geometry for part in parts),
         first.class_names,
-        first.encoder,
+        _said_by_all(parts),
         np.concatenate(given) if given else None,
     )
 
 
+def _said_by_all(parts: Sequence[Facts]) -> dict[str, Any]:
+    """How features were extracted; what partitions say differently (an overlap) is left out."""
+    found: dict[str, set[Any]] = {}
+    for part in parts:
+        for name, value in part.extraction.items():
+            found.setdefault(name, set()).add(value)
+    return {name: found[name].pop() for name in extraction.NAMES if len(found.get(name, ())) == 1}
+
+
 def _agree(parts: Sequence[Facts], name: str, what: str, advice: str) -> None:
-    values = [getattr(part, name) for part in parts]
-    for k, value in enumerate(values):
-        if value != values[0]:
+    _agree_all({k: getattr(part, name) for k, part in enumerate(parts)}, what, advice)
+
+
+def _agree_all(values: dict[int, Any], what: str, advice: str) -> None:
+    """One value in all partitions, by their number; those that do not say it are not there."""
+    first = next(iter(values), 0)
+    for k, value in values.items():
+        if value != values[first]:
             raise ValueError(
-                f"partitions of one cohort must agree: partition 1 has {values[0]!r} {what}, "
-                f"partition {k + 1} has {value!r}. Likely fix: {advice}"
+                f"partitions of one cohort must agree: partition {first + 1} has "
+                f"{values[first]!r} {what}, partition {k + 1} has {value!r}. Likely fix: {advice}"
                 f"{'' if advice.endswith('?') else '.'}"
             )
 

@@ -42,16 +42,15 @@ class Facts:
     graph: str | None
     has_geometry: bool
     class_names: tuple[str, str] | None
-    encoder: str | None
+    extraction: dict[str, Any]  # as in Bags.facts
     y: np.ndarray | None = None  # labels that were given beside the bags
 
     @classmethod
     def of(cls, bags: Bags, y: np.ndarray | None = None) -> "Facts":
         """The facts of some bags."""
-        encoder = bags.metadata.get("encoder")
         return cls(
             bags.names, bags.labels, bags.sizes, bags.n_features, bags.adjacency.nnz // 2,
-            bags.graph, bags.has_geometry, bags.class_names, str(encoder) if encoder else None, y,
+            bags.graph, bags.has_geometry, bags.class_names, dict(bags.facts), y,
         )  # fmt: skip
 
     def __len__(self) -> int:

@@ -24,13 +24,14 @@ from typing import IO, Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from gpmil import extraction
 from gpmil.bag_checks import count
 from gpmil.io.formats import Listing, Opener, opener
 from gpmil.io.slides import BadSlide, Slide, SlideLevel, Told
 
 logger = logging.getLogger("gpmil")
 
-VERSION = 2
+VERSION = 3
 FOLDER = ".gpmil-cache"
 DAY = 86_400.0
 SKIP = "Repair or remove the file, or leave it out with skip_bad=True."
@@ -282,7 +283,7 @@ class _Copy:
         self.listing, self.open_slide = listing, open_slide
         self.dtype, self.skip_bad = dtype, skip_bad
         self.n_features: int | None = None
-        self.encoder: tuple[str, str] | None = None  # and the slide that says so
+        self.said: dict[str, tuple[Any, str]] = {}  # a fact, and the slide that says so
         self.slides: list[Kept] = []
         self.coords: list[np.ndarray] = []
         self.without_coords: list[str] = []
@@ -318,7 +319,7 @@ class _Copy:
         if n == 0:
             self.empty.append(name)
             return
-        self._require_same(name, d, slide.told.encoder)
+        self._require_same(name, d, slide.told)
         self._require_type(slide.dtype)
         wrong = 0
         for block in slide.blocks():
@@ -337,15 +338,18 @@ class _Copy:
             self.coords.append(slide.coords)
         self.instance_labels.append(slide.instance_labels)
 
-    def _require_same(self, name: str, d: int, encoder: str | None) -> None:
-        """One encoder and one number of features in a cohort."""
-        if encoder is not None:
-            self.encoder = self.encoder or (encoder, name)
-            if self.encoder[0] != encoder:
+    def _require_same(self, name: str, d: int, told: Told) -> None:
+        """One encoder, magnification, patch size and number of features in a cohort."""
+        facts = extraction.known(asdict(told))
+        for fact, title in extraction.ONE_PER_COHORT.items():
+            if fact not in facts:
+                continue
+            first, who = self.said.setdefault(fact, (facts[fact], name))
+            if not extraction.same(fact, first, facts[fact]):
                 raise ValueError(
-                    f"{self.listing.folder}: features of two encoders, {self.encoder[0]!r} "
-                    f"({self._file(self.encoder[1])}) and {encoder!r} ({self._file(name)}). "
-                    "Keep those of one encoder in a folder."
+                    f"{self.listing.folder}: features of two {title}s, {first!r} "
+                    f"({self._file(who)}) and {facts[fact]!r} ({self._file(name)}). "
+                    f"Keep those of one {title} in a folder."
                 )
         if self.n_features not in (None, d):
             raise ValueError(

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from gpmil import graphs
+from gpmil import extraction, graphs
 from gpmil.bag_checks import UNKNOWN, count, listed, offsets_of
 from gpmil.bags import Bags
 from gpmil.io import patients, steps
@@ -56,7 +57,7 @@ def read(
         if coords is None
         else steps.resolve(step, told, coords, offsets, graph in NEED_STEP)
     )
-    encoder = next((t.encoder for t in told if t.encoder is not None), None)
+    facts, undecided = _extraction(found.slides)
     anchor = told[0].anchor
     bags = Bags(
         found.features,
@@ -70,7 +71,7 @@ def read(
         step=value,
         graph=graph,
         metadata={
-            "encoder": encoder,
+            **facts,
             "format": found.format,
             "units": units,
             "anchor": anchor,
@@ -78,7 +79,7 @@ def read(
             "sizes": {s.name: s.told.size for s in found.slides if s.told.size is not None},
         },
     )
-    notes = [*joined.notes, *filter(None, [guessed.note]), *guesses]
+    notes = [*joined.notes, *filter(None, [guessed.note]), *guesses, *undecided]
     notes += _notes(found, listing, units)
     return bags, ReadReport(
         format=found.format,
@@ -87,7 +88,7 @@ def read(
         n_patches=bags.n_instances,
         n_features=bags.n_features,
         dtype=str(bags.features.dtype),
-        encoder=encoder,
+        encoder=facts.get("encoder"),
         step=words,
         units=units if anchor == "top left" or coords is None else f"{units}, tile {anchor}s",
         matched=joined.matched,
@@ -99,6 +100,7 @@ def read(
         n_patients=None if bags.groups is None else len(set(bags.groups.tolist())),
         patients_doubted=guessed.warning,
         cache=str(found.folder),
+        patches=extraction.words(facts, extraction.NAMES[1:]),
         **graph_facts(bags),
     )
 
@@ -118,6 +120,25 @@ def _own_labels(slides: Sequence[Kept]) -> Joined:
     values = [UNKNOWN if s.told.label is None else s.told.label for s in slides]
     without = tuple(s.name for s, value in zip(slides, values) if value == UNKNOWN)
     return Joined(values, None, None, len(slides) - len(without), (), without, (), ())
+
+
+def _extraction(slides: Sequence[Kept]) -> tuple[extraction.Facts, list[str]]:
+    """What all slides say of how their features were made, and notes where not all say the same."""
+    said = [extraction.known(asdict(s.told)) for s in slides]
+    facts: extraction.Facts = {}
+    notes = []
+    for name in extraction.NAMES:
+        values = Counter(own[name] for own in said if name in own)
+        without = [s.name for s, own in zip(slides, said) if name not in own]
+        if name in extraction.ONE_PER_COHORT or len(values) == 1:
+            facts |= {name: next(iter(values))} if values else {}
+        elif values:
+            shown = ", ".join(f"{v} ({count(n, 'slide')})" for v, n in values.most_common())
+            notes.append(f"Slides differ in their {name}: {shown}. A model cannot compare it.")
+        if values and without:
+            title = extraction.words({name: next(iter(values))})
+            notes.append(f"{count(len(without), 'slide')} without {title}: {listed(without)}.")
+    return facts, notes
 
 
 def _coords(found: Stored, graph: str | None, listing: Listing) -> np.ndarray | None:

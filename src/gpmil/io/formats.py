@@ -3,7 +3,6 @@
 A new format is a module with `open_slide(path, beside)`, a line in `OPEN` and one in `_candidates`.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,6 @@ OPEN: dict[str, Opener] = {
 }
 H5 = ("trident", "clam", "stamp", "huggingface")
 H5_ENDINGS = (".h5", ".hdf5")
-PATCHING = re.compile(r"\d+(\.\d+)?x_\d+px_\d+px_overlap")
 SLIDE_FOLDER = "slide_features_"
 NOT_FEATURES = ("patches", "masks", "stitches", "contours", "thumbnails", "visualization")
 
@@ -125,14 +123,15 @@ def _candidates(folder: Path) -> Iterator[Listing]:
             if listing is not None:
                 yield _only(listing, "clam")
                 break  # both hold the same features, and only the first has positions
-    patchings = [p for p in _visible(folder) if p.is_dir() and PATCHING.match(p.name)]
+    patchings = [p for p in _visible(folder) if p.is_dir() and trident.PATCHING.match(p.name)]
     for place in [folder, *patchings]:
         for inner in _visible(place):
             if inner.is_dir() and inner.name.startswith(trident.FOLDER):
                 for listing in _flat(inner, _visible(inner)):
                     yield _only(listing, "trident")
     if not folder.name.startswith(SLIDE_FOLDER):
-        inside_job = folder.name.startswith(trident.FOLDER) and PATCHING.match(folder.parent.name)
+        cut = trident.PATCHING.match(folder.parent.name)
+        inside_job = folder.name.startswith(trident.FOLDER) and cut
         for listing in _flat(folder, _visible(folder)):
             yield _only(listing, "trident") if inside_job else listing
 

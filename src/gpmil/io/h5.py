@@ -15,7 +15,7 @@ from jaxtyping import Float
 from gpmil.bag_checks import listed
 from gpmil.io.slides import PIXELS, SLIDE_LEVEL, BadSlide, Slide, SlideLevel, Told, patch_shape
 from gpmil.io.slides import positions as checked
-from gpmil.io.steps import told_size, told_step
+from gpmil.io.steps import told_extraction, told_size, told_step
 
 FEATURES = ("features", "feats", "patch_embeddings")
 
@@ -92,5 +92,6 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
         step, where = told_step(attrs, patches)
         encoder = text(features.attrs, "encoder") or text(file.attrs, "encoder")
         size = told_size(attrs, patches)
-        told = Told(PIXELS, step=step, step_from=where, size=size, encoder=encoder)
+        cut = told_extraction(attrs, patches)
+        told = Told(PIXELS, step=step, step_from=where, size=size, encoder=encoder, **cut)
         yield slide(file, features, told)

@@ -45,6 +45,7 @@ class ReadReport:
     cache: str | None = None
     n_patients: int | None = None
     patients_doubted: str = ""
+    patches: str = ""  # how they were cut, where files tell
 
     def lines(self) -> list[str]:
         """The report, one fact a line."""
@@ -53,6 +54,7 @@ class ReadReport:
             f"{count(self.n_slides, 'slide')}, {self.n_patches:,} patches x "
             f"{count(self.n_features, 'feature')}, {self.dtype}",
             f"encoder: {self.encoder or 'not said in the files'}",
+            *([f"patches: {self.patches}"] if self.patches else []),
             f"positions: {self.units}; step: {self.step}",
             f"graph: {self.edges_per_patch:.3g} edges a patch, "
             f"{self.isolated:,} patches without a neighbour",

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpmil.io.slides import PIXELS, BadSlide, Slide, Told, positions
+from gpmil.io.steps import number
 from gpmil.io.torch_files import tensor_slide
 
 CONFIG = "bags_config.json"
@@ -31,6 +32,7 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
         PIXELS,
         anchor="centre",
         encoder=_encoder(config),
+        **_extraction(config),
         note=f"{CONFIG} says {words}, which is no number of level-0 pixels." if words else "",
     )
     slide = tensor_slide(path, told=told)
@@ -53,6 +55,17 @@ def _config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _extraction(config: dict[str, Any]) -> dict[str, Any]:
+    """Scale and size of the tiles; tile_um is a number, or a magnification such as "20x"."""
+    pixels, microns = number(config, "tile_px"), number(config, "tile_um")
+    power = str(config.get("tile_um")).strip().lower()
+    return {
+        "patch_size": pixels,
+        "mpp": microns / pixels if microns and pixels else None,
+        "magnification": number({"x": power[:-1]}, "x") if power.endswith("x") else None,
+    }
 
 
 def _encoder(config: dict[str, Any]) -> str | None:

@@ -36,6 +36,11 @@ class Told:
     step_from: str = ""
     size: tuple[float, ...] | None = None  # side of a patch, larger than the step if they overlap
     encoder: str | None = None
+    magnification: float | None = None  # at which patches were cut, not that of the scanner
+    mpp: float | None = None  # microns a pixel of the patch has
+    patch_size: float | None = None  # pixels at that magnification
+    overlap: float | None = None
+    downsample: float | None = None  # where the magnification is not known
     label: int | None = None
     note: str = ""
 

@@ -22,13 +22,16 @@ Step = tuple[float, ...]
 Attributes = Mapping[str, Any]
 
 
-def number(attrs: Attributes, name: str) -> float | None:
-    """A positive attribute as a number; None where it is missing, which TRIDENT writes 'None'."""
+def number(attrs: Attributes, name: str, zero: bool = False) -> float | None:
+    """A positive attribute as a number; None where it is missing, which TRIDENT writes 'None'.
+
+    `zero` is a number, too, where it is said so.
+    """
     try:
         value = float(np.ravel(attrs[name])[0])
     except (KeyError, ValueError, TypeError, IndexError):
         return None
-    return value if np.isfinite(value) and value > 0 else None
+    return value if np.isfinite(value) and (value > 0 or (zero and value == 0)) else None
 
 
 def _level0(attrs: Attributes) -> tuple[float | None, float | None]:
@@ -95,6 +98,27 @@ def told_size(attrs: Attributes, beside: Attributes | None) -> Step | None:
         if size is not None:
             return size
     return None
+
+
+def told_extraction(attrs: Attributes, beside: Attributes | None = None) -> dict[str, Any]:
+    """What files of TRIDENT and CLAM say of how patches were cut, as fields of `Told`.
+
+    >>> told_extraction({"target_magnification": 20, "patch_size": 256, "overlap": 0})
+    {'magnification': 20.0, 'patch_size': 256.0, 'overlap': 0.0, 'downsample': None}
+    """
+    both = (attrs, beside or {})
+
+    def first(name: str, zero: bool = False) -> float | None:
+        said = (number(source, name, zero) for source in both)
+        return next((value for value in said if value is not None), None)
+
+    magnification = first("target_magnification")
+    return {
+        "magnification": magnification,
+        "patch_size": first("patch_size"),
+        "overlap": first("overlap", zero=True),
+        "downsample": first("downsample") if magnification is None else None,
+    }
 
 
 def resolve(

@@ -18,7 +18,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 
-from gpmil import __version__, features
+from gpmil import __version__, extraction, features
 from gpmil.bags import Bags
 from gpmil.distributed import Facts
 
@@ -98,6 +98,14 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
     n_components: Any
     standardize: Any
     verbose: Any
+    allow_mismatch = False
+    """Whether bags whose features were made otherwise are predicted, with a warning; set it on a
+    fitted model. It is not saved."""
+
+    @property
+    def facts_(self) -> extraction.Facts:
+        """How the features of the fit were made, as in `Bags.facts`; empty where nobody said."""
+        return extraction.known(self.cohort_)
 
     def fit(self: Model, bags, y=None) -> Model:
         """Fit to labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
@@ -165,13 +173,40 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
                 f"the model was fitted on {self.n_features_in_} features an instance, these bags "
                 f"have {bags.n_features}. Features of another encoder, or other columns?"
             )
-        trained, given = self.cohort_.get("encoder"), bags.metadata.get("encoder")
-        if trained and given and trained != str(given):
-            raise ValueError(
-                f"the model was fitted on features of encoder {trained!r}, these bags come from "
-                f"{given!r}. Extract features with {trained!r}, or fit a model on {given!r}."
-            )
+        wrong = self._mismatch(bags)
+        if wrong and not self.allow_mismatch:
+            raise ValueError(f"{wrong} To go on all the same: model.allow_mismatch = True.")
+        self._say_once([*([warning(wrong)] if wrong else []), *self._notes(bags)])
         return bags
+
+    def _mismatch(self, bags: Bags) -> str:
+        """What these bags say otherwise than those of the fit, in sentences; "" if nothing."""
+        trained = self.cohort_.get("classes")
+        found = (
+            extraction.mismatch(self.facts_, dict(bags.facts)),
+            extraction.class_mismatch(trained, bags.class_names),
+        )
+        return " ".join(sentence for sentence in found if sentence)
+
+    def _notes(self, bags: Bags) -> list[str]:
+        """What could not be compared."""
+        return [
+            *extraction.notes(self.facts_, dict(bags.facts)),
+            *extraction.class_notes(self.cohort_.get("classes"), bags.class_names),
+        ]
+
+    def _say_once(self, lines: list[str]) -> None:
+        """Predictions come in batches: a line is said for the first of them."""
+        said = self.__dict__.setdefault("_said", set())
+        for line in lines:
+            if line not in said:
+                logger.warning("%s", line)
+        said.update(lines)
+
+
+def warning(wrong: str) -> str:
+    """What is said of a mismatch that is allowed."""
+    return f"MISMATCH: {wrong} Predictions may be wrong."
 
 
 def check_bags(bags: Any) -> Bags:
@@ -251,7 +286,8 @@ def cohort_card(bags: Bags | Facts, labels: np.ndarray) -> dict[str, Any]:
         "graph": facts.graph,
         "edges": int(facts.n_edges),
     }
-    return card | ({"encoder": facts.encoder} if facts.encoder else {})
+    classes = {"classes": list(facts.class_names)} if facts.class_names else {}
+    return card | classes | facts.extraction
 
 
 def package_versions() -> dict[str, str]:
