@@ -18,6 +18,7 @@ PACKAGE = ROOT / "src" / "gpmil"
 # Lowest first. A module may import from its own layer and from those above it in this list.
 LAYERS = [
     "foreign",
+    "warn",
     "lanes",
     "graphs",
     "coupling",
@@ -36,6 +37,7 @@ LAYERS = [
     "features",
     "inducing",
     "sparse_gp",
+    "memory",
     "pieces",
     "fused_kernel",
     "fused",

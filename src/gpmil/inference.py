@@ -30,6 +30,7 @@ from gpmil.lanes import in_lanes
 from gpmil.leave_out import Bag, Optimum
 from gpmil.pieces import Chunk, Gathered, Piece, Source, gather
 from gpmil.sparse_gp import SparseGP
+from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
 SIDE_BY_SIDE = 8  # chunks from which threads pay
@@ -391,12 +392,11 @@ def relative(F: Tensor, scale: Tensor) -> float:
 
 def _finish(w: Tensor, steps: int, residual: float, tol: float, trace: list[float]) -> Solution:
     if residual >= tol:
-        warnings.warn(
+        warn_caller(
             f"No convergence in {steps} steps: relative residual {residual:.1e}, tol {tol:.1e}. "
             "Raise max_iter if it was reached, or look at the settings: a very large variance or "
             "coupling, or features far from unit scale (standardize=False), make the problem "
             "stiff, and rounding may end it earlier.",
             ConvergenceWarning,
-            stacklevel=4,
         )
     return Solution(w, steps, residual < tol, residual, trace)
