@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from synthetic import pri, small_cohort, some_inducing
 
 import gpmil
@@ -154,11 +155,22 @@ def test_a_kernel_object_keeps_its_settings(bags):
 
 def test_a_collapse_is_said_and_a_later_fit_forgets_the_climb(bags):
     model = pri(n_inducing=6, random_state=0, variance=50.0, optimize=("variance",))
-    with pytest.warns(UserWarning, match="explains nothing"):
+    with pytest.warns(UserWarning, match="explains nothing") as caught:
         evidence._warn_of_collapse(
             evidence.Theta(torch.zeros(1, 1), 9.0, 2.0, 0.0),
             evidence.Theta(torch.zeros(1, 1), 9e-7, 2.0, 0.0),
         )
+    assert caught[0].filename == __file__
     model.fit(bags)
     assert len(model.evidence_trace_) > 1
     assert model.set_params(optimize=()).fit(bags).evidence_trace_ is None
+
+
+def test_warnings_through_the_optimiser_point_at_the_caller(bags, monkeypatch):
+    # the solver warns inside scipy's minimize, which calls back into gpmil
+    direct = inference.direct
+    monkeypatch.setattr(inference, "direct", lambda p, n, tol, start=None: direct(p, 1, tol, start))
+    model = pri(n_inducing=6, random_state=0, optimize=("mean",))
+    with pytest.warns(ConvergenceWarning) as caught:
+        model.fit(bags)
+    assert {w.filename for w in caught if w.category is ConvergenceWarning} == {__file__}
