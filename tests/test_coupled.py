@@ -296,8 +296,10 @@ def test_rounding_ends_the_climb_early_and_says_so(bags):
 def test_ep_that_has_not_converged_is_said(bags, monkeypatch):
     monkeypatch.setattr(coupled, "ep", functools.partial(coupled.ep, max_iter=1))
     monkeypatch.setattr(coupled, "TOLERANCE", 0.0)
-    with pytest.warns(ConvergenceWarning, match="expectation propagation has not converged in"):
+    telling = "expectation propagation has not converged in"
+    with pytest.warns(ConvergenceWarning, match=telling) as caught:
         fit(bags, coupling=1.0, tol=1e-3, max_iter=2)
+    assert {w.filename for w in caught if w.category is ConvergenceWarning} == {__file__}
 
 
 def test_infinite_trials_are_shortened():

@@ -16,6 +16,7 @@ from synthetic import numbers_for
 
 import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags
+from gpmil.models.base import progress_shown
 
 PREDICTIONS = (
     "predict",
@@ -532,6 +533,29 @@ def test_verbose_speaks_while_fitting_only(cohort, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_verbose_says_every_line_once(cohort, capsys):
+    logger = logging.getLogger("gpmil")
+    before = logger.level, list(logger.handlers)
+    small(verbose=True, flags=True, n_folds=2).fit(cohort)
+    said = capsys.readouterr().err
+    assert [said.count(f"cross-fitting: model {k} of 2") for k in (1, 2)] == [1, 1]
+    assert said.count("fit: ") == 3  # the model, and one per fold
+    assert (logger.level, logger.handlers) == before
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_verbose_of_overlapping_fits_ends_with_the_last(first_out):
+    logger = logging.getLogger("gpmil")
+    before = logger.level, list(logger.handlers)
+    fits = [progress_shown(True), progress_shown(True)]
+    for fit in fits:
+        fit.__enter__()
+    fits[first_out].__exit__(None, None, None)
+    assert logger.level == logging.INFO and len(logger.handlers) == len(before[1]) + 1
+    fits[1 - first_out].__exit__(None, None, None)
+    assert (logger.level, logger.handlers) == before
+
+
 # --- Convergence ------------------------------------------------------------------------------
 
 
@@ -539,7 +563,9 @@ def test_verbose_speaks_while_fitting_only(cohort, capsys):
 def test_no_convergence_is_a_warning_with_advice(solver, cohort):
     with pytest.warns(ConvergenceWarning) as caught:
         model = small(solver=solver, max_iter=1).fit(cohort)
-    (message,) = [str(w.message) for w in caught if w.category is ConvergenceWarning]
+    (warned,) = [w for w in caught if w.category is ConvergenceWarning]
+    message = str(warned.message)
+    assert warned.filename == __file__
     assert "1 step" in message and "Raise max_iter" in message and "residual" in message
     assert model.converged_ is False and model.n_iter_ == 1
     assert model.residual_ >= model.tol

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from synthetic import pri, small_cohort, some_inducing
 
 import gpmil
-from gpmil import evidence
+from gpmil import coupling, evidence, inference, sparse_gp
 
 CPU = torch.device("cpu")
 
@@ -43,6 +44,57 @@ def test_the_gradient_by_finite_differences(bags, strength, coupled, kernel):
                 for s in (step, -step)
             )
             assert (up - down) / (2 * eps) == pytest.approx(found[j], abs=2e-5 * scale)
+
+
+def plain_gradient(cohort, theta):
+    """By autograd of the whole, everything but the kernel held still: one graph, no parts."""
+    problem = cohort.problem(theta)
+    w = inference.direct(problem, 200, cohort.tol).w
+    gamma = torch.cat([chunk.gamma(w, theta.mean) for chunk in problem.chunks])
+    rest = torch.linalg.inv(problem.R) - torch.eye(len(w), dtype=w.dtype)
+    logs = [torch.tensor(np.log(v)).requires_grad_() for v in (theta.variance, theta.lengthscale)]
+    inducing = theta.inducing.clone().requires_grad_()
+    N = int(cohort.offsets[-1])
+    x = cohort.inputs(torch.arange(N))
+    sigma = torch.from_numpy(
+        np.linalg.inv(coupling.sparse_precision(cohort.adjacency, cohort.strength).toarray())
+    )
+    with torch.enable_grad():
+        gp = cohort.gp(*(v.exp() for v in logs), inducing)
+        W = gp.whiten(x)
+        spread = (sigma * gp.kernel(x, x)).sum() + 2 * ((sigma @ W.detach() @ rest) * W).sum()
+        ((sigma @ gamma) @ (W @ w) - spread / 2).backward()
+    return torch.cat([inducing.grad.flatten(), *(v.grad[None] for v in logs)]).numpy()
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.8])
+@pytest.mark.parametrize("kernel", ["rbf", "matern52", "linear"])
+def test_the_gradient_by_parts_is_that_of_the_whole(bags, strength, kernel):
+    cohort, theta = cohort_of(bags, strength, False, kernel)
+    with torch.no_grad():
+        _, gradient, _ = evidence.bound(cohort, theta)
+        expected = plain_gradient(cohort, theta)
+    found = evidence.pack(gradient, ("inducing", "variance", "lengthscale"))
+    assert np.abs(found - expected).max() < 1e-10 * np.abs(expected).max()
+
+
+def test_the_factor_is_differentiated_once(bags, monkeypatch):
+    cohort, theta = cohort_of(bags, 0.8, False)
+    n_parts = len(list(coupling.parts(bags.adjacency, bags.offsets, 0.8)))
+    calls, backwards, plain = [], [], sparse_gp.psd_safe_cholesky
+
+    def counted(A):
+        L = plain(A)
+        calls.append(len(A))
+        if L.requires_grad:
+            L.register_hook(backwards.append)
+        return L
+
+    monkeypatch.setattr(sparse_gp, "psd_safe_cholesky", counted)
+    with torch.no_grad():
+        evidence.bound(cohort, theta)
+    # one for the problem, without a gradient, and one to differentiate
+    assert n_parts > 1 and len(calls) == 2 and len(backwards) == 1
 
 
 def test_packing_is_invertible(bags):
@@ -103,11 +155,22 @@ def test_a_kernel_object_keeps_its_settings(bags):
 
 def test_a_collapse_is_said_and_a_later_fit_forgets_the_climb(bags):
     model = pri(n_inducing=6, random_state=0, variance=50.0, optimize=("variance",))
-    with pytest.warns(UserWarning, match="explains nothing"):
+    with pytest.warns(UserWarning, match="explains nothing") as caught:
         evidence._warn_of_collapse(
             evidence.Theta(torch.zeros(1, 1), 9.0, 2.0, 0.0),
             evidence.Theta(torch.zeros(1, 1), 9e-7, 2.0, 0.0),
         )
+    assert caught[0].filename == __file__
     model.fit(bags)
     assert len(model.evidence_trace_) > 1
     assert model.set_params(optimize=()).fit(bags).evidence_trace_ is None
+
+
+def test_warnings_through_the_optimiser_point_at_the_caller(bags, monkeypatch):
+    # the solver warns inside scipy's minimize, which calls back into gpmil
+    direct = inference.direct
+    monkeypatch.setattr(inference, "direct", lambda p, n, tol, start=None: direct(p, 1, tol, start))
+    model = pri(n_inducing=6, random_state=0, optimize=("mean",))
+    with pytest.warns(ConvergenceWarning) as caught:
+        model.fit(bags)
+    assert {w.filename for w in caught if w.category is ConvergenceWarning} == {__file__}

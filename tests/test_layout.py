@@ -1,6 +1,7 @@
-"""The shape of the repository: imports point downwards, public names and pins are as agreed."""
+"""The shape of the repository: layers of imports, public names and pins are as agreed."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,9 +16,10 @@ import gpmil
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gpmil"
 
-# Lowest first. A module may import from its own layer and from those above it in this list.
+# The lowest comes first. A module imports from its own layer and from those before it in this list.
 LAYERS = [
     "foreign",
+    "warn",
     "lanes",
     "graphs",
     "coupling",
@@ -37,6 +39,7 @@ LAYERS = [
     "features",
     "inducing",
     "sparse_gp",
+    "memory",
     "pieces",
     "fused_kernel",
     "fused",
@@ -130,15 +133,22 @@ def faults(source: str, module: str, package: str) -> list[str]:
         if layer not in LAYERS:
             found.append(f"{module} imports {name}: import from a module that has a layer")
         elif LAYERS.index(layer) > LAYERS.index(layer_of(module)):
-            found.append(f"{module} imports {name}, a layer above its own")
+            found.append(f"{module} imports {name}, a layer that comes after its own")
     return found
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_imports_point_downwards(path):
+def test_imports_come_from_the_same_layer_or_earlier_ones(path):
     module = dotted(path)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     assert faults(path.read_text(encoding="utf-8"), module, package) == []
+
+
+def test_the_design_page_has_the_same_layers():
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    block = text.partition("## Import layers")[2].split("```")[1].removeprefix("text\n")
+    rows = [line[:44] for line in block.splitlines() if not line.startswith(" ")]
+    assert [name for row in rows for name in row.replace(",", " ").split()] == LAYERS
 
 
 @pytest.mark.parametrize("layer", KNOW_NOTHING_OF_BAGS)
@@ -226,3 +236,29 @@ def test_third_party_lists_every_dependency():
     text = (ROOT / "THIRD_PARTY.md").read_text(encoding="utf-8")
     missing = {r.name for r in requirements() if r.name not in text}
     assert missing == set()
+
+
+@pytest.mark.parametrize(
+    ("credit", "module"),
+    [
+        ("k-means", "sklearn.cluster"),
+        ("PCA", "sklearn.decomposition"),
+        ("folds", "model_selection"),
+    ],
+)
+def test_third_party_credits_what_is_used(credit, module):
+    text = (ROOT / "THIRD_PARTY.md").read_text(encoding="utf-8")
+    (row,) = [line for line in text.splitlines() if line.startswith("| scikit-learn")]
+    # bench has the naive ways beside ours
+    used = [p for p in MODULES if module in p.read_text() and layer_of(dotted(p)) != "bench"]
+    assert (credit in row) == bool(used)
+
+
+def test_contributing_says_what_the_targets_do():
+    recipes = (ROOT / "Makefile").read_text(encoding="utf-8")
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `make (\w+)` \| (.*) \|$", table, flags=re.M))
+    bodies = dict(re.findall(r"^(\w+):.*\n((?:\t.*\n)+)", recipes, flags=re.M))
+    assert set(rows) <= set(bodies) and {"bench", "studies"} <= set(rows)
+    assert "gpmil bench" in bodies["bench"] and "gpmil bench" in rows["bench"]
+    assert "$(SCRIPTS)" in bodies["studies"] and "benchmarks/" in rows["studies"]

@@ -151,8 +151,9 @@ def test_bad_input_is_explained(mu, cov, message):
 
 def test_genz_warns_above_its_limit(monkeypatch):
     monkeypatch.setattr(orthant, "GENZ_LIMIT", 4)
-    with pytest.warns(UserWarning, match="5"):
+    with pytest.warns(UserWarning, match="5") as caught:
         genz(*random_problem(5, seed=0), n_points=8, n_replicates=2)
+    assert caught[0].filename == __file__
 
 
 # --- EP ---------------------------------------------------------------------------------------

@@ -248,6 +248,22 @@ def test_card_without_an_encoder(plain, tmp_path):
     gpmil.load(tmp_path / "model")
 
 
+LITTER = [".DS_Store", "._model.json", "Thumbs.db", "desktop.ini"]
+
+
+@pytest.mark.parametrize("name", LITTER)
+def test_what_a_desktop_leaves_behind_does_not_count(name, model, folder, cohort, tmp_path):
+    (folder / name).write_bytes(b"left by a file manager")
+    assert bits(gpmil.load(folder), cohort) == bits(model, cohort)
+    model.save(folder)
+    assert sorted(p.name for p in folder.iterdir()) == [CARD, ARRAYS]
+    empty = tmp_path / "opened once"
+    empty.mkdir()
+    (empty / name).write_bytes(b"left by a file manager")
+    model.save(empty)
+    assert bits(gpmil.load(empty), cohort) == bits(model, cohort)
+
+
 def test_the_device_is_not_saved(folder):
     assert "device" not in read_card(folder)["settings"]
     assert gpmil.load(folder).device is None

@@ -62,7 +62,8 @@ def test_a_folder_appears_when_it_is_complete(tmp_path):
 def test_a_folder_of_gpmil_is_replaced(tmp_path):
     out = tmp_path / "out"
     write(out, "first")
-    (out / ".DS_Store").write_text("a file manager was here")
+    for name in (".DS_Store", "._a.txt", "Thumbs.db", "desktop.ini"):
+        (out / name).write_text("a file manager was here")
     with run_folder(out, {"command": "test"}) as fresh:
         (fresh / "c.txt").write_text("c")
     assert sorted(p.name for p in out.iterdir()) == ["c.txt", CARD]

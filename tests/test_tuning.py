@@ -18,7 +18,7 @@ from scipy.stats import norm
 from synthetic import numbers_for, some_inducing
 
 import gpmil
-from gpmil import VGPMILPR, VGPMILPRI, Bags, features, leave_out, sparse_gp, tuning
+from gpmil import VGPMILPR, VGPMILPRI, Bags, features, inference, leave_out, sparse_gp, tuning
 from gpmil.models import learning
 from gpmil.tuning import CENTRE, HIGHEST, LOWEST, STARTS, Cohort, Settings, Space
 
@@ -110,6 +110,22 @@ def test_the_fit_is_that_of_the_model(bags, Z, kernel):
     assert relative_error(found.at.w, model.whitened_mean_) < tolerance
     R = torch.linalg.inv(found.at.R_inverse)
     assert relative_error(R, model.whitened_precision_) < tolerance
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.8])
+def test_every_sum_over_the_chunks_is_that_of_the_model(mixed, Z, strength, monkeypatch):
+    point = POINTS[0]._replace(coupling=strength)
+    model = model_of(Z, point).fit(mixed)
+    expected = model._problem(model._gp(torch.device("cpu")), mixed, mixed.labels)
+    seen, direct = [], inference.direct
+    monkeypatch.setattr(inference, "direct", lambda p, *rest: seen.append(p) or direct(p, *rest))
+    tuning.fit(cohort_of(mixed, Z), tuning._theta(point, "cpu"))
+    (found,) = seen
+    w = 0.7 * torch.from_numpy(model.whitened_mean_)
+    assert relative_error(inference.signed(found), inference.signed(expected)) < 1e-9
+    for terms in (inference.pull, inference.fixed_point, inference.rise, inference.collapsed_bound):
+        for a, b in zip(terms(found, w), terms(expected, w), strict=True):
+            assert relative_error(torch.as_tensor(a), torch.as_tensor(b)) < 1e-9
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "matern32"])

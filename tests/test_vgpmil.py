@@ -594,8 +594,10 @@ def test_tolerance_stops_early(plain):
 
 
 def test_tolerance_not_reached_is_said(plain):
-    with pytest.warns(ConvergenceWarning, match="stopped after 4 iterations.*Raise max_iter"):
+    telling = "stopped after 4 iterations.*Raise max_iter"
+    with pytest.warns(ConvergenceWarning, match=telling) as caught:
         model = small(max_iter=4, tol=1e-9).fit(plain)
+    assert caught[0].filename == __file__
     assert not model.converged_ and model.n_iter_ == 4
 
 

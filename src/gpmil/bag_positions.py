@@ -6,9 +6,6 @@ not have is a warning, in the name of the code that called gpmil.
 """
 
 import logging
-import sys
-import warnings
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,7 @@ from scipy.sparse import csr_array, issparse
 from gpmil import graphs
 from gpmil.bag_checks import SHOWN, PerBag, as_array, concatenate, count, listed, one_a_bag
 from gpmil.graphs import BagIndex, Coords, Offsets
+from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
 
@@ -145,7 +143,7 @@ def _inferred_step(coords: Coords, offsets: Offsets) -> Steps | None:
         logger.warning("step not given; the coordinates show %s", _describe_steps(step))
         return step
     if (np.diff(offsets) > 1).any():
-        _warn(
+        warn_caller(
             "step not given and not to be inferred: the instances do not lie in lines. "
             'The graph is empty. Give step=, or use graph="knn" or "radius".'
         )
@@ -232,18 +230,8 @@ def _warn_without_edges(
     used = "" if step is None else f" The step is {_describe_steps(step[lonely])}."
     seen = graphs.infer_step(coords, offsets)[lonely]
     shown = f" The coordinates show {_describe_steps(seen)}." if np.isfinite(seen).all() else ""
-    _warn(
+    warn_caller(
         f"{count(int(lonely.sum()), 'bag')} with at least {MANY_INSTANCES} instances and not one "
         f"edge: {listed(names[lonely])}.{used}{shown} Probably the step or radius is in other "
         "units than the coordinates (another magnification, pixels against cells)."
     )
-
-
-def _warn(message: str) -> None:
-    """Warn at the line that called gpmil, however many of its functions lie between."""
-    # warnings.warn(skip_file_prefixes=...) would do this, from Python 3.12 on.
-    frame: FrameType | None = sys._getframe()
-    level = 1
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "gpmil":
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level)

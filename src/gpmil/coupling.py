@@ -499,7 +499,7 @@ def padded_precision(
     """Rows of some bags, which of the padded places they fill, and P with unit rows elsewhere."""
     rows = instance_rows(offsets, bags)
     # their edges alone: those of the whole cohort would be gone through again for every batch
-    own = Edges.of(_block_rows(adjacency, offsets, bags, rows), "cpu")
+    own = Edges.of(bags_block(adjacency, offsets, bags, rows), "cpu")
     starts = np.concatenate([[0], np.cumsum(offsets[bags + 1] - offsets[bags])])
     _, mask, P = _side_by_side(own, starts, np.arange(len(bags)), strength)
     return rows, mask, P
@@ -531,7 +531,7 @@ def _side_by_side(
     return rows, mask, P
 
 
-def _block_rows(
+def bags_block(
     adjacency: sp.csr_array, offsets: np.ndarray, bags: np.ndarray, rows: np.ndarray
 ) -> sp.csr_array:
     """The adjacency of some bags alone: their rows, columns moved along with them."""
@@ -551,7 +551,7 @@ def _large(
 ) -> Part:
     bags = np.array([bag])
     rows = instance_rows(offsets, bags)
-    p = sparse_precision(_block_rows(adjacency, offsets, bags, rows), strength)
+    p = sparse_precision(bags_block(adjacency, offsets, bags, rows), strength)
     order = reverse_cuthill_mckee(p, symmetric_mode=True).astype(np.int64)
     banded = p[order][:, order].tocoo()
     width = int(np.abs(banded.row - banded.col).max())

@@ -11,7 +11,6 @@ so only the kernel is differentiated, one part of the coupling at a time.
 
 import logging
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from torch import Tensor
 from gpmil import coupling, inference
 from gpmil.inference import Problem
 from gpmil.sparse_gp import Kernel, SparseGP
+from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
 SETTINGS = ("inducing", "variance", "lengthscale", "mean")
@@ -56,14 +56,17 @@ class Cohort:
     coupled: bool
     tol: float
 
-    def gp(self, theta: Theta, variance, lengthscale, inducing: Tensor) -> SparseGP:
+    def gp(self, variance, lengthscale, inducing: Tensor) -> SparseGP:
         """The sparse GP, its parameters given as numbers or as tensors to differentiate."""
-        kernel = Kernel(self.kernel, variance, lengthscale, theta.inducing.device)
-        return SparseGP.build(kernel, inducing)
+        return SparseGP.build(self.kernel_at(variance, lengthscale, inducing.device), inducing)
+
+    def kernel_at(self, variance, lengthscale, device: torch.device) -> Kernel:
+        """The kernel alone, its parameters as numbers or as tensors."""
+        return Kernel(self.kernel, variance, lengthscale, device)
 
     def problem(self, theta: Theta) -> Problem:
         """The inference problem at theta."""
-        gp = self.gp(theta, theta.variance, theta.lengthscale, theta.inducing)
+        gp = self.gp(theta.variance, theta.lengthscale, theta.inducing)
         return inference.prepare(
             gp, self.inputs, self.adjacency, self.offsets, self.positive, self.strength,
             theta.mean, coupled=self.coupled,
@@ -102,11 +105,9 @@ def _warn_of_collapse(before: Theta, after: Theta) -> None:
     for name in ("variance", "lengthscale"):
         old, new = getattr(before, name), getattr(after, name)
         if abs(math.log(new / old)) > math.log(1e3):
-            warnings.warn(
+            warn_caller(
                 f"the evidence bound moved the {name} from {old:.3g} to {new:.3g}: its maximum is "
                 "a process that explains nothing. Keep the kernel settings out of optimize=.",
-                UserWarning,
-                stacklevel=5,
             )
 
 
@@ -123,6 +124,9 @@ def bound(
         for x in (theta.variance, theta.lengthscale)
     )
     inducing = theta.inducing.clone().requires_grad_(True)
+    with torch.enable_grad():
+        gp = cohort.gp(log_variance.exp(), log_length.exp(), inducing)
+    L = gp.L.detach().requires_grad_(True)  # the parts collect its gradient
     inverse = torch.cholesky_inverse(problem.chol_R)
     rest = inverse - torch.eye(len(w), dtype=w.dtype, device=w.device)
     for part in coupling.parts(
@@ -131,11 +135,12 @@ def bound(
         x = cohort.inputs(part.rows)
         smoothed = part.apply(gamma[part.rows][:, None])[:, 0]
         with torch.enable_grad():
-            gp = cohort.gp(theta, log_variance.exp(), log_length.exp(), inducing)
-            W = gp.whiten(x)
+            kernel = cohort.kernel_at(log_variance.exp(), log_length.exp(), inducing.device)
+            W = SparseGP(kernel, inducing, L).whiten(x)
             H = part.apply(W.detach())
-            spread = part.trace(x, gp.kernel) + 2 * ((H @ rest) * W).sum()
+            spread = part.trace(x, kernel) + 2 * ((H @ rest) * W).sum()
             (smoothed @ (W @ w) - spread / 2).backward()
+    gp.L.backward(L.grad)  # through the Cholesky factor once
     gradient = {
         "inducing": _array(inducing.grad),
         "variance": _array(log_variance.grad),

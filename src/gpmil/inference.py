@@ -13,7 +13,6 @@ either the patches of a bag as independent (the paper; truncated.py) or as they 
 
 import functools
 import logging
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from gpmil.lanes import in_lanes
 from gpmil.leave_out import Bag, Optimum
 from gpmil.pieces import Chunk, Gathered, Piece, Source, gather
 from gpmil.sparse_gp import SparseGP
+from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
 SIDE_BY_SIDE = 8  # chunks from which threads pay
@@ -201,7 +201,7 @@ def newton(
         logger.debug("newton step %d: residual %.2e", step, residual)
         if last and residual < tol:
             return Solution(w, step, True, residual, trace)
-    return _finish(w, max_iter, residual, tol, trace)
+    return _said(Solution(w, max_iter, residual < tol, residual, trace), tol)
 
 
 def signed(problem: Problem) -> Float[Tensor, " M"]:
@@ -269,6 +269,13 @@ def direct(
     A Hessian costs several gradients, so it is kept for as long as it serves: while every step
     brings the residual down tenfold.
     """
+    return _said(_maximise(problem, max_iter, tol, start), tol)
+
+
+def _maximise(
+    problem: Problem, max_iter: int, tol: float, start: Float[Tensor, " M"] | None
+) -> Solution:
+    """The same, with nothing said where it does not converge."""
     w = _from_a_sample(problem, max_iter) if start is None else start
     value, gradient, curvature = collapsed_bound(problem, w)
     residual, trace, fresh = float("inf"), [value], True
@@ -279,7 +286,7 @@ def direct(
             value, gradient, curvature = collapsed_bound(problem, w)
             found = _climb(problem, w, value, gradient, _ascent(curvature, gradient))
         if found is None:
-            return _finish(w, step, residual, tol, trace)
+            return Solution(w, step, residual < tol, residual, trace)
         before, (w, value, gradient) = residual, found
         residual = relative(gradient, w)
         trace.append(value)
@@ -287,11 +294,11 @@ def direct(
         if last and residual < tol:
             return Solution(w, step, True, residual, trace)
         if _stalled(trace):
-            return _finish(w, step, residual, tol, trace)
+            return Solution(w, step, residual < tol, residual, trace)
         fresh = residual > SERVES * before or before == float("inf")
         if fresh and not residual < tol:
             curvature = collapsed_bound(problem, w)[2]
-    return _finish(w, max_iter, residual, tol, trace)
+    return Solution(w, max_iter, residual < tol, residual, trace)
 
 
 def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
@@ -303,9 +310,7 @@ def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
     if len(some) < FEWEST:
         return torch.zeros_like(problem.R[0])
     sample = replace(problem, chunks=some, share=problem.share * len(some) / len(problem.chunks))
-    with warnings.catch_warnings():  # no convergence is no matter here
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return direct(sample, max_iter, NEAR, torch.zeros_like(problem.R[0])).w
+    return _maximise(sample, max_iter, NEAR, torch.zeros_like(problem.R[0])).w
 
 
 def _stalled(trace: list[float]) -> bool:
@@ -389,14 +394,15 @@ def relative(F: Tensor, scale: Tensor) -> float:
     return float(F.norm() / scale.norm().clamp(min=torch.finfo(torch.float64).tiny))
 
 
-def _finish(w: Tensor, steps: int, residual: float, tol: float, trace: list[float]) -> Solution:
-    if residual >= tol:
-        warnings.warn(
-            f"No convergence in {steps} steps: relative residual {residual:.1e}, tol {tol:.1e}. "
+def _said(found: Solution, tol: float) -> Solution:
+    """What was found, with a warning where it is not the end."""
+    if not found.converged:
+        warn_caller(
+            f"No convergence in {found.n_iter} steps: relative residual {found.residual:.1e}, tol "
+            f"{tol:.1e}. "
             "Raise max_iter if it was reached, or look at the settings: a very large variance or "
             "coupling, or features far from unit scale (standardize=False), make the problem "
             "stiff, and rounding may end it earlier.",
             ConvergenceWarning,
-            stacklevel=4,
         )
-    return Solution(w, steps, residual < tol, residual, trace)
+    return found

@@ -1,13 +1,15 @@
 """Work on pieces of a cohort side by side, with the same sums whatever the number of threads.
 
 Pieces go to a fixed number of lanes in turn; a lane works through its own in order, and the sums
-of the lanes are added in order. One BLAS thread a lane: inside small products more threads only
+of the lanes are added in order. One BLAS thread per lane: inside small products more threads only
 wait for each other.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import functools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Barrier, Lock
 from typing import TypeVar
 
 import torch
@@ -16,17 +18,6 @@ LANES = 4  # more threads than this find nothing to do
 
 Piece = TypeVar("Piece")
 Sum = TypeVar("Sum")
-
-
-@contextmanager
-def one_thread_each() -> Iterator[int]:
-    """One thread inside every product; gives the number of threads that were allowed."""
-    allowed = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield allowed
-    finally:
-        torch.set_num_threads(allowed)
 
 
 def in_lanes(
@@ -41,23 +32,47 @@ def in_lanes(
     45
     """
     lanes = [pieces[k::LANES] for k in range(min(LANES, max(len(pieces), 1)))]
-    if not side_by_side or len(lanes) == 1:
-        return _added([work(lane) for lane in lanes], add)
-    with one_thread_each() as allowed:
-        if allowed == 1:
-            return _added([work(lane) for lane in lanes], add)
-        with ThreadPoolExecutor(min(allowed, len(lanes))) as pool:
-            grad = torch.is_grad_enabled()  # every thread starts with its own switch
+    count = min(torch.get_num_threads(), len(lanes)) if side_by_side else 1
+    if count == 1:
+        return functools.reduce(add, [work(lane) for lane in lanes])
+    grad = torch.is_grad_enabled()  # every thread has its own switch
 
-            def quietly(lane: Sequence[Piece]) -> Sum:
-                with torch.set_grad_enabled(grad):
-                    return work(lane)
+    def share(first: int) -> list[Sum]:
+        with torch.set_grad_enabled(grad):
+            return [work(lane) for lane in lanes[first::count]]
 
-            return _added(list(pool.map(quietly, lanes)), add)
+    with _STARTING:
+        threads = _threads(os.getpid())
+    shares = [threads.submit(share, first) for first in range(count)]
+    wait(shares)
+    done = [one.result() for one in shares]
+    return functools.reduce(add, [done[k % count][k // count] for k in range(len(lanes))])
 
 
-def _added(sums: list[Sum], add: Callable[[Sum, Sum], Sum]) -> Sum:
-    total = sums[0]
-    for one in sums[1:]:
-        total = add(total, one)
-    return total
+_STARTING = Lock()
+
+
+@functools.cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """The threads of the lanes, one thread inside each of their products, for good.
+
+    torch keeps a number of threads per thread, and one of the process that new threads take over.
+    Whoever changed the latter for the time of a pass would change it for every other fit of the
+    program, or restore what another had changed. So it is touched once, and not in the thread of
+    the caller. A forked process has none of these threads and starts its own.
+    """
+    started = Barrier(LANES + 1)
+
+    def begin() -> None:
+        torch.get_num_threads()  # torch's first call in a thread takes over that of the process
+        torch.set_num_threads(1)
+        started.wait()
+
+    with ThreadPoolExecutor(1) as new:
+        asked_for = new.submit(torch.get_num_threads).result()
+        threads = ThreadPoolExecutor(LANES, "gpmil-lane", begin)
+        for _ in range(LANES):  # a thread starts when there is work that none is idle for
+            threads.submit(lambda: None)
+        started.wait()
+        new.submit(torch.set_num_threads, asked_for).result()
+    return threads

@@ -31,6 +31,7 @@ from torch import Tensor
 from gpmil import ep_bag
 from gpmil.ep import EP, ep, padded
 from gpmil.truncated import hazard, log_not
+from gpmil.warn import warn_caller
 
 GENZ_LIMIT = 2_000
 TINY = 2.0**-1022
@@ -558,11 +559,9 @@ def genz(
     _check(*(torch.from_numpy(a)[None] for a in (mu, cov, np.ones(len(mu), dtype=bool))))
     n = len(mu)
     if n > GENZ_LIMIT:
-        warnings.warn(
+        warn_caller(
             f"the Genz estimate was made for up to {GENZ_LIMIT} coordinates and this bag has {n}: "
             "it is slow there, and its standard error may be too small",
-            UserWarning,
-            stacklevel=2,
         )
     sd = np.sqrt(np.diag(cov))
     if n == 1:

@@ -13,7 +13,6 @@ one dense Cholesky factorisation and no solve with Sigma. Dense EP (`gpmil.ortha
 is simpler, and faster below some 1,500 patches or on a GPU.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,6 +36,7 @@ from gpmil.ep import (
     site_terms,
 )
 from gpmil.orthant import Expansion, LogProbability, log_union, relevant, settle
+from gpmil.warn import warn_caller
 
 Rows = Callable[[Int[Tensor, " k"]], Float[Tensor, "k n"]]
 
@@ -124,11 +124,9 @@ class LargeSlide:
         mu, variance = mu.double(), variance.double()
         sites, gauss, converged = _iterate(self.problem, mu, variance)
         if not converged:
-            warnings.warn(
+            warn_caller(
                 f"EP has not converged in {MAX_ITER} iterations on a bag of {len(mu)} instances: "
                 "its probability may be off by more than its error says",
-                UserWarning,
-                stacklevel=2,
             )
         exact, slope, bend = _exact_gauss(self.problem, mu, sites, self.factor, self.residual, PG)
         terms = site_terms(gauss, sites, torch.ones_like(sites.tau, dtype=torch.bool))

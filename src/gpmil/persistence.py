@@ -22,6 +22,7 @@ from safetensors.numpy import save as dump_arrays
 FORMAT = "gpmil-model"
 VERSION = 1
 ARRAYS, CARD = "model.safetensors", "model.json"
+DESKTOP = (".DS_Store", "Thumbs.db", "desktop.ini")  # of macOS, whose others begin with ._; Windows
 
 
 def write(path: str | os.PathLike, arrays: dict[str, np.ndarray], card: dict[str, Any]) -> None:
@@ -51,7 +52,7 @@ def _checksums(payload: bytes, card: dict[str, Any]) -> dict[str, str]:
 def _check_target(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"cannot save to {path}: it is a file. Name a folder for the model.")
-    others = sorted(f.name for f in path.iterdir()) if path.is_dir() else []
+    others = written_by_someone(path) if path.is_dir() else []
     if not others:
         return
     if set(others) == {ARRAYS, CARD}:
@@ -61,6 +62,12 @@ def _check_target(path: Path) -> None:
         f"cannot save to {path}: the folder holds other things than a gpmil model "
         f"({', '.join(others[:3])}). Name a new or empty folder."
     )
+
+
+def written_by_someone(folder: Path) -> list[str]:
+    """Names in a folder but for those that a desktop leaves behind by itself."""
+    names = sorted(item.name for item in folder.iterdir())
+    return [name for name in names if name not in DESKTOP and not name.startswith("._")]
 
 
 def swap(fresh: Path, path: Path) -> None:

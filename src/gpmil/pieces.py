@@ -9,16 +9,19 @@ With H in float32 the sweeps and the second derivatives multiply in float32, chu
 add the chunks in float64; what decides convergence, the gradient, multiplies in float64 as well.
 """
 
+import errno
 import functools
 import itertools
 import logging
 import os
+import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from threading import Lock
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.sparse as sp
@@ -29,6 +32,7 @@ from torch import Tensor
 from gpmil import compiled, coupling
 from gpmil.coupled import CoupledMoments
 from gpmil.lanes import in_lanes
+from gpmil.memory import free_memory
 from gpmil.sparse_gp import SparseGP
 from gpmil.truncated import expectations, gradient, moments
 
@@ -328,18 +332,6 @@ def resolve_store(store: str, source: Source) -> str:
     return "recompute"
 
 
-def free_memory(device: torch.device) -> float | None:
-    """Bytes that can still be had, where the system says."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    known = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return 1024.0 * float(known[0]) if known else None
-
-
 @dataclass(frozen=True)
 class Frame:
     """A chunk but for its H."""
@@ -421,41 +413,73 @@ class _File(_Keeper):
 
     def __init__(self, source: Source):
         self.columns, self.dtype, self.device = source.shape[1], source.dtype, source.device
-        self.file = tempfile.TemporaryFile(prefix="gpmil-")  # noqa: SIM115 (lives with the pieces)
         self.width = self.columns * self.dtype.itemsize
+        self.lock = Lock()
+        self.bytes = source.shape[0] * self.width
+        with self.room():
+            file = tempfile.TemporaryFile(prefix="gpmil-", buffering=0)  # noqa: SIM115
+            self.file = file  # lives with the pieces
+            _reserve(file, max(1, self.bytes))
+
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """A full disk is said in the words of the setting."""
         try:
-            os.posix_fallocate(self.file.fileno(), 0, max(1, source.shape[0] * self.width))
+            yield
         except OSError as error:
             raise ValueError(
-                f"store='disk' needs {source.shape[0] * self.width / 1e9:.1f} GB in "
-                f"{tempfile.gettempdir()}: {error.strerror}. Set TMPDIR to a larger disk, or use "
-                "store='recompute'."
+                f"store='disk' needs {self.bytes / 1e9:.1f} GB in {tempfile.gettempdir()}: "
+                f"{error.strerror}. Set TMPDIR to a larger disk, or use store='recompute'."
             ) from error
 
     def put(self, rows: Tensor, H: Tensor) -> None:
         order = rows.argsort()
         where, H = rows[order].cpu().numpy(), H[order].cpu()
         cuts = np.flatnonzero(np.diff(where) != 1) + 1
-        for run, block in zip(np.split(where, cuts), H.tensor_split(cuts.tolist())):
-            _write_all(self.file.fileno(), block.contiguous().numpy(), int(run[0]) * self.width)
+        with self.room():
+            for run, block in zip(np.split(where, cuts), H.tensor_split(cuts.tolist())):
+                view = block.contiguous().numpy().data.cast("B")
+                self._all(self._write, view, int(run[0]) * self.width)
 
     def piece(self, frame: Frame) -> Piece:
         return Spilled(frame, self)
 
     def read(self, rows: slice) -> Float[Tensor, "n M"]:
         H = torch.empty(rows.stop - rows.start, self.columns, dtype=self.dtype)
-        view = H.numpy().data.cast("B")
-        done = 0
-        while done < len(view):
-            done += os.preadv(self.file.fileno(), [view[done:]], rows.start * self.width + done)
+        self._all(self._read, H.numpy().data.cast("B"), rows.start * self.width)
         return H.to(self.device)
 
+    def _all(self, move: Callable[[memoryview, int], int], view: memoryview, start: int) -> None:
+        done = 0
+        while done < len(view):
+            moved = move(view[done:], start + done)
+            if not moved:
+                raise OSError(errno.EIO, "the temporary file of store='disk' ends too early")
+            done += moved
 
-def _write_all(file: int, block: np.ndarray, start: int) -> None:
-    view = block.data.cast("B")
-    done = 0
-    while done < len(view):
-        done += os.pwrite(file, view[done:], start + done)
+    def _read(self, view: memoryview, start: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self.file.fileno(), [view], start)
+        with self.lock:  # one position per file, and lanes read side by side
+            self.file.seek(start)
+            return self.file.readinto(view)
+
+    def _write(self, view: memoryview, start: int) -> int:
+        if hasattr(os, "pwrite"):
+            return os.pwrite(self.file.fileno(), view, start)
+        with self.lock:
+            self.file.seek(start)
+            return self.file.write(view)
+
+
+def _reserve(file: Any, size: int) -> None:
+    """Claim the room before the work; where that cannot be done (macOS, Windows), look for it."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    if shutil.disk_usage(tempfile.gettempdir()).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    file.truncate(size)
 
 
 class _Nowhere(_Keeper):

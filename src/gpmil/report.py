@@ -18,7 +18,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gpmil.persistence import swap
+from gpmil.persistence import swap, written_by_someone
 
 RESEARCH = "For research, not a medical device."
 CARD, FORMAT = "config.json", "gpmil-run"
@@ -130,8 +130,8 @@ def check_target(path: Path) -> Path:
 
 
 def _not_ours(path: Path) -> set[str]:
-    """Names in a folder that no run of gpmil wrote; hidden ones (.DS_Store) do not count."""
-    names = {item.name for item in path.iterdir() if not item.name.startswith(".")}
+    """Names in a folder that no run of gpmil wrote; hidden ones and a desktop's do not count."""
+    names = {name for name in written_by_someone(path) if not name.startswith(".")}
     try:
         card = json.loads((path / CARD).read_text(encoding="utf-8"))
         written = {*card["files"], CARD} if card["format"] == FORMAT else set()

@@ -46,7 +46,7 @@ from gpmil.models import BagClassifier, InstancePredictions
 from gpmil.models.base import log_odds
 from gpmil.models.checks import count, share
 from gpmil.models.fitted import FittedGP
-from gpmil.persistence import swap
+from gpmil.persistence import swap, written_by_someone
 from gpmil.report import CARD, FORMAT, check_target
 
 logger = logging.getLogger("gpmil")
@@ -171,7 +171,7 @@ def _check_same(partial: Path, card: dict[str, Any]) -> None:
     if not partial.is_dir():
         raise ValueError(f"{partial} is a file, where a run is to be assembled: move it away.")
     if not (partial / CARD).exists():
-        if any(not p.name.startswith(".") and p.name != LOG for p in partial.iterdir()):
+        if any(not n.startswith(".") and n != LOG for n in written_by_someone(partial)):
             raise ValueError(
                 f"{partial} was not written by gpmil (it has no {CARD}): delete or rename it."
             )

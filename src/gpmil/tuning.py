@@ -31,7 +31,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from gpmil import inference, leave_out
-from gpmil.coupling import batches, padded_precision
+from gpmil.coupling import Edges, Precision, bags_block, batches, padded_precision
 from gpmil.inference import Problem
 from gpmil.leave_out import Bag, Optimum
 from gpmil.pieces import Chunk
@@ -156,6 +156,7 @@ class Batch:
     positive: Bool[Tensor, " b"]
     bags: Int[np.ndarray, " b"]
     C: Float[Tensor, "b p p"]  # Laplacians, zero in the padding
+    edges: Edges  # the same without padding
     to_inducing: Float[Tensor, "n j"]  # (n, M), or the inputs themselves, (n, d)
     within: Float[Tensor, "b p k"]  # (b, p, p), or (b, p, d)
 
@@ -199,6 +200,7 @@ class Cohort:
             torch.from_numpy(self.positive[bags]).to(device),
             bags,
             (P - torch.eye(P.shape[-1], dtype=P.dtype)).to(device),
+            Edges.of(bags_block(self.adjacency, self.offsets, bags, rows), device),
             pairs(x, self.inducing),
             pairs(padded, padded),
         )
@@ -272,8 +274,10 @@ def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) 
         bag = bag_of(cohort, batch, theta, L, with_K=False)
         R += bag.W.flatten(0, 1).mT @ bag.H.flatten(0, 1)
         deviation, offsets = leave_out.flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
-        rows = slice(row, row + len(deviation))
-        chunks.append(Chunk(bag.H[bag.mask], deviation, offsets, bag.positive, None, rows, None))
+        n = len(deviation)
+        rows = slice(row, row + n)  # in the order of the batches, not of the cohort
+        P = Precision.of(batch.edges, slice(0, n), float(theta.coupling))
+        chunks.append(Chunk(bag.H[bag.mask], deviation, offsets, bag.positive, P, rows, None))
         row = rows.stop
     chol_R = torch.linalg.cholesky((R + R.mT) / 2)
     problem = Problem(chunks, R, chol_R, float(theta.mean), row, 0.0)

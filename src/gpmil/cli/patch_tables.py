@@ -29,7 +29,7 @@ from rich.progress import track
 
 from gpmil import __version__, slides
 from gpmil.graphs import infer_step
-from gpmil.persistence import swap
+from gpmil.persistence import swap, written_by_someone
 from gpmil.qupath import Patches
 from gpmil.report import CARD, FORMAT, check_target, write_json
 from gpmil.slides import SlideInfo
@@ -469,7 +469,7 @@ def _keep(partial: Path, work: Making) -> str:
 
 
 def _check_partial(partial: Path) -> None:
-    empty = not partial.exists() or (partial.is_dir() and not any(partial.iterdir()))
+    empty = not partial.exists() or (partial.is_dir() and not written_by_someone(partial))
     if not empty and not any((partial / name).is_file() for name in (MADE, CARD)):
         raise ValueError(f"{partial} was not written by gpmil: delete or rename it.")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from logging import INFO, StreamHandler, getLogger
 from numbers import Real
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -320,18 +321,43 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
 
 @contextmanager
 def progress_shown(verbose: bool) -> Iterator[None]:
-    """With verbose, the library's progress lines go to the terminal while fitting."""
+    """With verbose, the library's progress lines go to the terminal while fitting.
+
+    Once each: the first of fits inside each other, or side by side, shows them for all.
+    """
     if not verbose:
         yield
         return
-    handler, level = StreamHandler(), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(min(level or INFO, INFO))
+    _SHOWN.enter()
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+        _SHOWN.leave()
+
+
+class _Shown:
+    """The handler that shows progress, there while any fit wants it."""
+
+    def __init__(self) -> None:
+        self.lock, self.fits = Lock(), 0
+
+    def enter(self) -> None:
+        with self.lock:
+            if not self.fits:
+                self.handler, self.level = StreamHandler(), logger.level
+                logger.addHandler(self.handler)
+                logger.setLevel(min(self.level or INFO, INFO))
+            self.fits += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.fits -= 1
+            if not self.fits:
+                logger.removeHandler(self.handler)
+                logger.setLevel(self.level)
+
+
+_SHOWN = _Shown()
 
 
 def both_classes(log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B 2"]:

@@ -3,7 +3,6 @@
 import copy
 import logging
 import math
-import warnings
 
 import gpytorch
 import numpy as np
@@ -25,6 +24,7 @@ from gpmil.models.base import (
 from gpmil.models.checks import count, flag, generator, number, one_of, word_or_number
 from gpmil.models.saved import Saved
 from gpmil.sparse_gp import KERNELS
+from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -147,12 +147,11 @@ class VGPMIL(Saved):
         self.residual_ = found.residual
         self.elbo_trace_ = np.array(found.trace)
         if not self.converged_ and self.tol > 0:
-            warnings.warn(
+            warn_caller(
                 f"VGPMIL stopped after {self.n_iter_} iterations; the last one still moved the "
                 f"posterior mean by {self.residual_:.1e} (tol {self.tol:g}). Raise max_iter, or "
                 "tol; tol=0 makes a fixed number of iterations, as the publication does.",
                 ConvergenceWarning,
-                stacklevel=3,
             )
 
     def _set_kernel_numbers(self) -> None:

@@ -7,7 +7,6 @@ the Gaussian process at M inducing points; predictions follow from it in closed 
 import copy
 import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,6 +41,7 @@ from gpmil.models.cross_fit import CrossFit, planned_folds, suspicion
 from gpmil.models.fitted import FittedGP
 from gpmil.pieces import STORES
 from gpmil.sparse_gp import Kernel, Posterior, SparseGP
+from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
 
@@ -699,9 +699,8 @@ def _warn_unsettled(problem: inference.Problem) -> None:
     known = [getattr(piece, "coupled", None) for piece in problem.chunks]
     unsettled = sum(moments.unsettled for moments in known if moments)
     if unsettled:
-        warnings.warn(
+        warn_caller(
             f"expectation propagation has not converged in {unsettled} bags: their truncated "
             "moments are rough. A smaller coupling or variance, or moments='diagonal', avoids it.",
             ConvergenceWarning,
-            stacklevel=5,
         )
