@@ -108,7 +108,7 @@ def test_kmeans_is_as_good_as_that_of_scikit_learn():
         centres = torch.from_numpy(inducing.kmeans(x, 40, seed=seed))
         ours.append(float(x.square().sum() + inducing.tally(x, centres).distance))
         theirs.append(KMeans(40, n_init=1, random_state=seed).fit(x.numpy()).inertia_)
-    assert np.mean(ours) < 1.02 * np.mean(theirs)
+    assert np.mean(ours) < 1.05 * np.mean(theirs)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
