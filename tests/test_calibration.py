@@ -315,12 +315,12 @@ def test_a_cohort_takes_seconds():
     reference = ConformalReference.build(
         rng.normal(size=100_000), np.arange(100_000) % 5, np.arange(100_000) // 100 * 5, 5
     )
-    start = time.perf_counter()
+    start = time.process_time()
     scores = rng.normal(size=(5, len(bag)))
     p = p_values(reference, scores)
     own = p_values(reference, scores, own_fold=bag % 5, own_bag=bag)
     assert benjamini_hochberg(p, 0.1, bag).sum() < benjamini_hochberg(own, 0.9, bag).sum()
-    assert time.perf_counter() - start < 15
+    assert time.process_time() - start < 15  # of the CPU: others may keep it busy
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 10.0, math.nan])

@@ -71,7 +71,8 @@ def patching():
 def test_erfcx_and_exp_keep_their_digits():
     z = np.concatenate([np.linspace(0, 8, 4001), np.linspace(8, tails.LARGEST, 700)])
     found = np.array([tails._erfcx(x) for x in z])
-    assert np.abs(found / erfcx(z) - 1).max() < 1e-14
+    # 4e-15 is the interpolant's; twenty roundings, fused or not, and scipy's come on top
+    assert np.abs(found / erfcx(z) - 1).max() < 4e-14
     x = np.concatenate([[-0.0], -np.geomspace(1e-9, 700, 4001)])
     found = np.array([tails._exp(value) for value in x])
     assert np.abs(found / np.exp(x) - 1).max() < 2e-15
@@ -239,7 +240,7 @@ def test_two_hundred_sweeps_equal_the_dense_oracle(strength, dtype, tolerance, m
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.9])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-4)])
 def test_all_sweeps_in_one_loop_are_the_sweeps(strength, dtype, tolerance, monkeypatch):
     bags = small_cohort(seed=6, n_bags=11, sizes=(1, 30))
     given = {
@@ -254,7 +255,7 @@ def test_all_sweeps_in_one_loop_are_the_sweeps(strength, dtype, tolerance, monke
     assert len(found) == 1 and found[0] is not None
     assert relative_error(fast.posterior_mean_, plain.posterior_mean_) < tolerance
     assert len(fast.elbo_trace_) == len(plain.elbo_trace_)
-    assert np.allclose(fast.elbo_trace_, plain.elbo_trace_, rtol=tolerance)
+    assert np.allclose(fast.elbo_trace_, plain.elbo_trace_, rtol=min(tolerance, 1e-5))
 
 
 def test_sweeps_beyond_the_range_go_the_plain_way(monkeypatch):

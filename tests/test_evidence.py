@@ -33,14 +33,14 @@ def test_the_gradient_by_finite_differences(bags, strength, coupled, kernel):
     cohort, theta = cohort_of(bags, strength, coupled, kernel)
     moving = ("inducing", "variance", "lengthscale", "mean")
     with torch.no_grad():
-        _, gradient, _ = evidence.bound(cohort, theta)
+        _, gradient, w = evidence.bound(cohort, theta)
         packed, found = evidence.pack_theta(theta, moving), evidence.pack(gradient, moving)
         scale = np.abs(found).max()
         eps = 1e-5
         for j in [0, 5, 11, len(packed) - 3, len(packed) - 2, len(packed) - 1]:
             step = eps * np.eye(len(packed))[j]
             up, down = (
-                evidence.bound(cohort, evidence.unpack(packed + s, theta, moving))[0]
+                evidence.bound(cohort, evidence.unpack(packed + s, theta, moving), w)[0]
                 for s in (step, -step)
             )
             assert (up - down) / (2 * eps) == pytest.approx(found[j], abs=2e-5 * scale)

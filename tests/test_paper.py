@@ -479,7 +479,7 @@ def test_a_finished_part_is_not_computed_again(small, tmp_path, monkeypatch):
 
 
 def test_several_jobs_start_with_the_longest_parts(small, tmp_path, monkeypatch):
-    both, started = threading.Barrier(2, timeout=20), []
+    both, started = threading.Barrier(2, timeout=120), []
 
     def compute(part):
         started.append(part.method.effort)

@@ -66,6 +66,7 @@ def test_every_sum_is_the_same_wherever_H_lies(bags, store, dtype, coupled):
 def test_a_model_does_not_depend_on_where_H_lies(bags, solver, store):
     settings = {
         "coupling": 0.8, "inducing": some_inducing(bags, 9), "solver": solver, "random_state": 3,
+        "max_iter": 40,
     }  # fmt: skip
     models = [pri(**settings, store=s).fit(bags) for s in ("memory", store)]
     means = [m.posterior_mean_ for m in models]

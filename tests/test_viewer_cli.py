@@ -155,9 +155,9 @@ def test_ctrl_c_ends_it_cleanly(started):
         assert "server" not in {k.lower() for k in answer.headers}
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 0 and not err and not out
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20  # two seconds for open connections, and a busy machine
 
 
 def _status(url: str) -> int:
