@@ -18,6 +18,7 @@ PACKAGE = ROOT / "src" / "gpmil"
 # Lowest first. A module may import from its own layer and from those above it in this list.
 LAYERS = [
     "foreign",
+    "extras",
     "lanes",
     "graphs",
     "coupling",
@@ -63,6 +64,7 @@ LAYERS = [
     "paper",
     "bench",
     "cli",
+    "__main__",
 ]
 KNOW_NOTHING_OF_BAGS = ["graphs", "coupling", "truncated", "orthant"]
 
