@@ -192,9 +192,8 @@ def test_nothing_is_left_in_pyplot(cohort):
 
 def test_a_notebook_shows_the_figure(cohort):
     labels, score = cohort
-    for figure in (
-        plots.roc(labels, {"a": score}),
-        heatmaps.heatmap([[0, 0], [0, 1]], [0.1, 1], 1),
-    ):
+    places = np.array([[0.0, 0.0], [0.0, 1.0]])
+    heat = heatmaps.heatmap(places, np.array([0.1, 0.9]), 1.0)
+    for figure in (plots.roc(labels, {"a": score}), heat):
         assert isinstance(figure, Figure)
         assert figure._repr_png_().startswith(b"\x89PNG") and not plt.get_fignums()
