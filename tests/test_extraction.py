@@ -62,7 +62,8 @@ def test_stamp_tells_microns_per_pixel(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tile_um", "told"), [(112, {"mpp": 0.5}), ("20x", {"magnification": 20}), (None, {})]
+    ("tile_um", "told"),
+    [(112, {"mpp": 0.5}), ("20x", {"magnification": 20}), (None, {}), (10**400, {})],
 )
 def test_slideflow_tells_a_scale(tmp_path, tile_um, told):
     writers.slideflow(tmp_path, "s", writers.vectors(N), CELLS * 224)

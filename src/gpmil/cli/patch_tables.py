@@ -563,7 +563,8 @@ def _listed_in_run(out: Path) -> bool:
     if out.name != "heatmaps":
         return False
     card = config(out.parent)
-    return card.get("format") == FORMAT and out.name in card.get("files", ())
+    files = card.get("files") if card.get("format") == FORMAT else None
+    return isinstance(files, list) and out.name in files
 
 
 def _add(partial: Path, out: Path) -> None:
