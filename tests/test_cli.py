@@ -3,9 +3,11 @@
 import gzip
 import io
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 import gpmil
-from gpmil.cli import app, demo
+from gpmil import extras
+from gpmil.cli import app, demo, doctor
+from gpmil.cli import view as viewer
 from gpmil.models.base import log_odds
 
 RUN = [sys.executable, "-c", "from gpmil.cli import main; main()"]
@@ -223,3 +227,65 @@ def test_without_a_command_there_is_help():
     result = invoke()
     assert result.exit_code == 0
     assert "demo" in result.stdout and "not a medical device" in result.stdout.replace("\n", " ")
+
+
+def test_the_package_is_a_command():
+    said = subprocess.run(
+        [sys.executable, "-m", "gpmil", "--version"], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == gpmil.__version__
+    wrong = subprocess.run([sys.executable, "-m", "gpmil", "fits"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and wrong.stderr.startswith("gpmil: No such command 'fits'")
+
+
+# --- gpmil demo --view ----------------------------------------------------------------------------
+def test_the_demo_hands_port_and_browser_to_the_viewer(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(viewer.serve, "prepare", lambda *given: seen.append(given) or Shown())
+    monkeypatch.setattr(viewer.serve, "run", lambda served, ready: ready())
+    monkeypatch.setattr(viewer.serve, "open_browser", lambda url: pytest.fail("a browser"))
+    words = ("--out", str(tmp_path / "demo"), *SMALL, "--view", "--port", "8123", "--no-browser")
+    result = invoke("demo", *words)
+    assert result.exit_code == 0 and "http://here" in result.output
+    assert seen == [([tmp_path / "demo"], None, "127.0.0.1", 8123, None)]
+
+
+class Shown:
+    url = "http://here"
+    entrance = SimpleNamespace(token=None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--port", "8123"], "add --view"),
+        (["--no-browser"], "add --view"),
+        (["--view", "--port", "70000"], "--port: expected a number"),
+    ],
+)
+def test_options_of_the_viewer_are_checked_first(tmp_path, words, said):
+    result = invoke("demo", "--out", str(tmp_path / "demo"), *SMALL, *words)
+    assert result.exit_code == 2 and said in result.output and not list(tmp_path.iterdir())
+
+
+# --- What is optional -----------------------------------------------------------------------------
+@pytest.mark.parametrize("editable", [False, True])
+def test_extras_are_installed_from_the_clone(tmp_path, monkeypatch, editable):
+    clone = tmp_path / "my clone"
+    clone.mkdir()
+    (clone / "constraints.txt").write_text("")
+    origin = {"url": clone.as_uri(), "dir_info": {"editable": editable}}
+    told = SimpleNamespace(read_text=lambda name: json.dumps(origin))
+    monkeypatch.setattr(extras.metadata, "distribution", lambda name: told)
+    words = shlex.split(extras.install("viewer"))
+    given = ["-e"] if editable else []
+    assert words[2:] == ["-c", str(clone / "constraints.txt"), *given, f"{clone}[viewer]"]
+    (clone / "constraints.txt").unlink()
+    assert extras.install("viewer").startswith("pip install -c constraints.txt '.[viewer]' in")
+
+
+def test_the_doctor_knows_no_index_with_gpmil(monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    fixes = [finding.fix for finding in doctor._optional()]
+    assert fixes and all(fix.startswith("pip install -c ") for fix in fixes)
+    assert not any("'gpmil[" in fix for fix in fixes)

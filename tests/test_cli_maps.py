@@ -13,8 +13,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import gpmil
-from gpmil import heatmaps, runs
+from gpmil import extras, heatmaps, runs
 from gpmil.cli import app, heatmap, patch_tables
+from gpmil.report import check_target
 
 
 def invoke(*arguments):
@@ -137,7 +138,11 @@ def test_a_single_table_is_a_run(run, tmp_path):
     result = invoke("heatmap", alone, "--out", tmp_path / "maps")
     assert result.exit_code == 0
     assert "step not noted" in result.stderr and "32 x 32 (1 slide)" in result.stderr
-    assert list(pictures(tmp_path / "maps")) == ["alone.png"]
+    assert list(pictures(tmp_path / "maps")) == ["a.png", "alone.png"]
+    assert invoke("heatmap", run / "patches" / "a.csv.gz").exit_code == 0  # in its run
+    assert list(pictures(run / "heatmaps")) == ["a.png"]
+    assert invoke("heatmap", alone).exit_code == 0  # beside it
+    assert list(pictures(tmp_path / "heatmaps")) == ["alone.png"]
 
 
 def test_names_that_files_cannot_have(run, tmp_path):
@@ -309,10 +314,15 @@ def test_one_of_several_couplings_is_drawn(tmp_path):
     assert result.stderr == "coupling 0 of 0, 0.5, 10: --coupling chooses another\n"
     assert drawn(out, "a") == given(table(20, 2))
     for k, coupling in enumerate(("0.50", "10")):
+        before = files_of(out)
         result = invoke("qupath", run, "--out", out, "--coupling", coupling)
+        refused(result, "holds files of coupling-0", f"coupling-{float(coupling):g}", "--out")
+        assert files_of(out) == before
+        result = invoke("qupath", run, "--coupling", coupling)
         assert result.exit_code == 0 and result.stderr == ""
-        assert drawn(out, "a") == given(table(20, k))
-    assert json.loads((out / "config.json").read_text())["coupling"] == 10
+        folder = run / "qupath" / f"coupling-{float(coupling):g}"
+        assert drawn(folder, "a") == given(table(20, k))
+    assert json.loads((folder / "config.json").read_text())["coupling"] == 10
     assert tables_of(run)[0].title == "a, coupling 0"
     refused(invoke("qupath", run, "--out", out, "--coupling", 3), "has couplings 0, 0.5, 10.")
     refused(invoke("heatmap", run, "--out", out, "--repeat", 0), "has no repeats: leave it out")
@@ -336,9 +346,14 @@ def test_one_of_several_repeats_is_drawn(run, tmp_path):
 
     assert invoke("qupath", run, *names).exit_code == 0 and files() == ["a", "b", "c"]
     assert drawn(out, "a") == given(table(20, 1))
-    assert invoke("qupath", run, *names, "--repeat", 0).exit_code == 0 and files() == ["a", "b"]
-    assert invoke("qupath", run, *names, "--repeat", 1).exit_code == 0 and files() == ["a", "c"]
-    assert drawn(out, "a") == given(table(9, 4))
+    result = invoke("qupath", run, *names, "--repeat", 0)
+    assert result.exit_code == 0 and "2 of 2 were there already" in result.stderr
+    assert files() == ["a", "b", "c"]
+    refused(invoke("qupath", run, *names, "--repeat", 1), "those of repeat-1 are not added")
+    assert invoke("qupath", run, "--step", 32, "--repeat", 1).exit_code == 0
+    second = run / "qupath" / "repeat-1"
+    assert sorted(p.stem for p in second.glob("*.geojson")) == ["a", "c"]
+    assert drawn(second, "a") == given(table(9, 4))
     refused(invoke("qupath", run, *names, "--repeat", 5), "has repeats 0, 1, 2.")
     refused(invoke("qupath", run, *names, "--repeat", 2), "kept no patches of this repeat")
     refused(invoke("qupath", run, *names, "--coupling", 1), "one coupling alone: leave it out")
@@ -404,12 +419,65 @@ def test_only_what_changed_is_drawn_again(run, tmp_path):
     (out / "a.png").unlink()
     assert drawing(*words)[0] == ["a"]
     assert drawing(*words, "--slide", "a")[0] == []
-    assert sorted(files_of(out)) == ["a.png", "config.json"]
+    assert sorted(files_of(out)) == ["a.png", "b.png", "config.json"]
     assert drawing(*words, "--step", 16)[0] == ["a", "b"]
     assert drawing(run, "--out", out)[0] == ["a", "b"]
     # Uncertainties have one scale: a slide with a larger one changes the maps of all.
     write_table(run, "b", table(12, 7).assign(sd=2.5))
     assert drawing(run, "--out", out)[0] == ["a", "b"]
+
+
+def test_maps_are_added_to_the_run(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert invoke("heatmap", run, "--slide", "b").exit_code == 0
+    first = files_of(run / "heatmaps")
+    result = invoke("heatmap", run, "--slide", "a")
+    assert result.stdout == f"1 heat map in {run / 'heatmaps'}, which has 2 in all\n"
+    both = files_of(run / "heatmaps")
+    assert sorted(both) == ["a.png", "b.png", "config.json"] and both["b.png"] == first["b.png"]
+    card = json.loads(both["config.json"])
+    assert card["slides"] == ["a", "b"] and card["files"] == ["a.png", "b.png"]
+    drawn, result = drawing(run)  # uncertainties have one scale, however the maps came
+    assert drawn == [] and "2 of 2 were there already" in result.stderr
+    assert files_of(run / "heatmaps") == both
+    assert invoke("qupath", run, "--slide", "a").exit_code == 0
+    assert invoke("qupath", run, "--slide", "b", "--gzip").exit_code == 0
+    names = ["a.geojson", "b.geojson.gz", "config.json"]
+    assert sorted(p.name for p in (run / "qupath").iterdir()) == names
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_stopped_addition_leaves_what_was_there(run):
+    out, words = run / "heatmaps", (run, "--step", 32, "--uncertainty", "none")
+    assert drawing(*words, "--slide", "a")[0] == ["a"]
+    before = files_of(out)
+    write_table(run, "c", table(9, 3))
+    drawn, result = drawing(*words, fail_at=1)
+    assert result.exit_code == 130 and drawn == ["b"] and files_of(out) == before
+    assert check_target(run) == run.resolve()  # maps, finished or not, are no strangers in a run
+    assert drawing(*words)[0] == ["c"] and sorted(pictures(out)) == ["a.png", "b.png", "c.png"]
+    assert not (run / "heatmaps.partial").exists()
+
+
+def test_maps_do_not_make_a_run_foreign(run):
+    assert invoke("heatmap", run).exit_code == 0 and invoke("qupath", run).exit_code == 0
+    assert check_target(run) == run.resolve()
+    (run / "qupath" / "thesis.txt").write_text("")
+    with pytest.raises(ValueError, match="did not write"):
+        check_target(run)
+
+
+def test_maps_that_a_run_has_drawn_itself_stay(run):
+    """As gpmil demo does, without a list of them."""
+    (run / "heatmaps").mkdir()
+    (run / "heatmaps" / "a.png").write_bytes(b"of the demonstration")
+    refused(invoke("heatmap", run), "holds files that gpmil did not write")
+    card = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(card | {"files": ["heatmaps", "patches"]}))
+    assert drawing(run)[0] == ["b"]
+    assert (run / "heatmaps" / "a.png").read_bytes() == b"of the demonstration"
+    assert drawing(run, "--overwrite")[0] == ["a", "b"]
+    assert list(pictures(run / "heatmaps")) == ["a.png", "b.png"]
 
 
 def test_another_slide_file_is_another_map(run, slide_folder, tmp_path):
@@ -541,7 +609,7 @@ def test_without_openslide_the_extra_is_named(run, slide_folder, tmp_path, monke
     monkeypatch.setitem(sys.modules, "openslide", None)
     for command in ("heatmap", "qupath"):
         result = invoke(command, run, "--slides", slide_folder, "--out", tmp_path / "out")
-        refused(result, "pip install 'gpmil[slides]'")
+        refused(result, extras.install("slides"))
         assert invoke(command, run, "--out", tmp_path / command).exit_code == 0
     assert not (tmp_path / "out").exists()
 

@@ -62,7 +62,8 @@ def test_stamp_tells_microns_per_pixel(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tile_um", "told"), [(112, {"mpp": 0.5}), ("20x", {"magnification": 20}), (None, {})]
+    ("tile_um", "told"),
+    [(112, {"mpp": 0.5}), ("20x", {"magnification": 20}), (None, {}), (10**400, {})],
 )
 def test_slideflow_tells_a_scale(tmp_path, tile_um, told):
     writers.slideflow(tmp_path, "s", writers.vectors(N), CELLS * 224)
@@ -227,7 +228,7 @@ def test_scanners_of_nearly_one_scale_agree(caplog):
 
 
 def test_classes_the_other_way_round_are_refused(model):
-    with pytest.raises(ValueError, match="positive class is 'tumour', that of these .* 'benign'"):
+    with pytest.raises(ValueError, match="'tumour', that of these labels is 'benign'"):
         model.predict(bags_of(positive="benign"))
     assert model.predict(bags_of(positive="tumour")).shape == (8,)
 

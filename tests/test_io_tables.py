@@ -92,7 +92,6 @@ def test_rows_in_any_order(cohort, df, tmp_path):
 
 
 def test_parquet(cohort, df, tmp_path):
-    pytest.importorskip("pyarrow")
     df.to_parquet(tmp_path / "cohort.parquet")
     same_bags(tables.read(tmp_path / "cohort.parquet")["all"], cohort)
 

@@ -20,6 +20,7 @@ PACKAGE = ROOT / "src" / "gpmil"
 LAYERS = [
     "foreign",
     "warn",
+    "extras",
     "lanes",
     "graphs",
     "coupling",
@@ -68,6 +69,7 @@ LAYERS = [
     "paper",
     "bench",
     "cli",
+    "__main__",
 ]
 KNOW_NOTHING_OF_BAGS = ["graphs", "coupling", "truncated", "orthant"]
 

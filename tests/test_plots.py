@@ -3,10 +3,11 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
-from gpmil import VGPMILPR, Bags, plots
+from gpmil import VGPMILPR, Bags, heatmaps, plots
 from gpmil.metrics import reliability_curve
 
 
@@ -187,3 +188,12 @@ def test_nothing_is_left_in_pyplot(cohort):
     before = plt.get_fignums()
     plots.reliability(*cohort)
     assert plt.get_fignums() == before
+
+
+def test_a_notebook_shows_the_figure(cohort):
+    labels, score = cohort
+    places = np.array([[0.0, 0.0], [0.0, 1.0]])
+    heat = heatmaps.heatmap(places, np.array([0.1, 0.9]), 1.0)
+    for figure in (plots.roc(labels, {"a": score}), heat):
+        assert isinstance(figure, Figure)
+        assert figure._repr_png_().startswith(b"\x89PNG") and not plt.get_fignums()

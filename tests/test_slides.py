@@ -1,5 +1,6 @@
 """Slide files: scale, bounds and thumbnails; the real slides where the data is present."""
 
+import re
 import sys
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from oracles_maps import block_mean
 from PIL import Image
 
-from gpmil import slides
+from gpmil import extras, slides
 
 
 class Pyramid:
@@ -116,7 +117,7 @@ def test_the_margin_of_a_slide_is_its_offset(monkeypatch):
 def test_without_openslide_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "openslide", None)
     for function in (slides.describe, slides.thumbnail):
-        with pytest.raises(ValueError, match=r"pip install 'gpmil\[slides\]'"):
+        with pytest.raises(ValueError, match=re.escape(extras.install("slides"))):
             function(tmp_path / "a.svs")
 
 

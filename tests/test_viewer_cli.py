@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 from viewer_runs import patches, write_run
 
+from gpmil import extras
 from gpmil.cli import app
 from gpmil.viewer import serve
 from gpmil.viewer.cohort import as_json, open_cohort
@@ -75,9 +76,11 @@ def test_a_missing_extra_is_named(folder, monkeypatch, missing):
     real = serve.find_spec
     monkeypatch.setattr(serve, "find_spec", lambda n: None if n == missing else real(n))
     said = refused(folder)
-    assert missing in said and "pip install 'gpmil[viewer]'" in said
+    assert missing in said and extras.install("viewer") in said
     result = CliRunner().invoke(app, ["demo", "--view"], prog_name="gpmil")
-    assert result.exit_code == 2 and "gpmil[viewer]" in result.output  # before anything is computed
+    assert (
+        result.exit_code == 2 and extras.install("viewer") in result.output
+    )  # before anything is computed
 
 
 def test_the_help_needs_neither_server_nor_torch():

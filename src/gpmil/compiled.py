@@ -5,7 +5,7 @@ operations between them. In the loop of kernels/passes.py a bag is finished befo
 begun: its rows of H are still in the cache when they are needed again, and nothing is written but
 the M sums.
 
-They need Numba (`pip install 'gpmil[fast]'`) and are compiled at their first use, some seconds
+They need Numba (the extra `fast`) and are compiled at their first use, some seconds
 once; Numba keeps the result beside the package or in the user's cache. Everything here returns
 None where it does not apply: no Numba, too little work to be worth it, another device, numbers
 outside the range of the loop. The caller goes the plain way then.
@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gpmil import extras
 from gpmil.coupling import Precision
 
 logger = logging.getLogger("gpmil")
@@ -91,8 +92,8 @@ def kernels() -> Any:
         from gpmil.kernels import passes, sites
     except (ImportError, RuntimeError) as error:  # RuntimeError: no place for its cache
         logger.info(
-            "passes over the bags are not compiled, which costs up to half of the speed (%s): "
-            "pip install 'gpmil[fast]'", error,
+            "passes over the bags are not compiled, which costs up to half of the speed (%s): %s",
+            error, extras.install("fast"),
         )  # fmt: skip
         return None
     return SimpleNamespace(passes=passes, sites=sites)

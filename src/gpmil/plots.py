@@ -1,8 +1,8 @@
 """Figures about a cohort's predictions, and the one place for colours and fonts.
 
 Every function takes plain arrays and returns a matplotlib Figure, or draws on the axes it is given.
-Figures are made without pyplot: nothing is shown, no global state is touched. `png` turns one
-into bytes that depend on what is drawn alone (no date, no software stamp).
+Figures are made without pyplot: no window opens, no global state is touched, and a notebook shows
+them. `png` turns one into bytes that depend on what is drawn alone (no date, no software stamp).
 """
 
 import io
@@ -36,9 +36,16 @@ Labels = Int[np.ndarray, " n"]
 Scores = Float[np.ndarray, " n"]
 
 
+class Drawing(Figure):
+    """A figure that a notebook shows; of those without pyplot it prints the size alone."""
+
+    def _repr_png_(self) -> bytes:
+        return png(self)
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty white figure of this size in inches, ready to be saved."""
-    figure = Figure(figsize=(width, height), facecolor="white")
+    figure = Drawing(figsize=(width, height), facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 

@@ -22,6 +22,9 @@ from gpmil.persistence import swap, written_by_someone
 
 RESEARCH = "For research, not a medical device."
 CARD, FORMAT = "config.json", "gpmil-run"
+PARTIAL, MADE = ".partial", ".made"
+ADDED = ("heatmaps", "qupath")
+"""Folders that later commands add to a finished run."""
 
 
 # --- Pages ----------------------------------------------------------------------------------------
@@ -130,11 +133,24 @@ def check_target(path: Path) -> Path:
 
 
 def _not_ours(path: Path) -> set[str]:
-    """Names in a folder that no run of gpmil wrote; hidden ones and a desktop's do not count."""
+    """Names in a folder that no run of gpmil wrote; hidden ones and a desktop's do not count.
+
+    Maps that were added to a run later are not on its list, and ours.
+    """
     names = {name for name in written_by_someone(path) if not name.startswith(".")}
     try:
         card = json.loads((path / CARD).read_text(encoding="utf-8"))
         written = {*card["files"], CARD} if card["format"] == FORMAT else set()
     except (OSError, ValueError, KeyError, TypeError):
         written = set()
-    return names - written
+    added = {name for name in names - written if name.removesuffix(PARTIAL) in ADDED}
+    return names - written - {name for name in added if _only_maps(path / name)}
+
+
+def _only_maps(path: Path) -> bool:
+    """Whether a folder holds what gpmil added to a run, or a folder of it for each coupling."""
+    if not path.is_dir():
+        return False
+    if (path / MADE).is_file():  # it is still being filled
+        return True
+    return all(_only_maps(path / name) for name in _not_ours(path))

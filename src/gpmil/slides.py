@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+from gpmil import extras
+
 EXTENSIONS = (
     *(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide"),
     *(".czi", ".dcm", ".zvi", ".png", ".jpg", ".jpeg"),
@@ -113,7 +115,7 @@ def _openslide() -> Any:
     except (ImportError, OSError) as error:
         raise ValueError(
             "slide files are read with OpenSlide, which is not installed here: "
-            "pip install 'gpmil[slides]'. Without slide files, leave them out."
+            f"{extras.install('slides')}. Without slide files, leave them out."
         ) from error
     return openslide
 

@@ -73,6 +73,12 @@ def _gpmil(
     """Options that come before the command."""
 
 
+_Port = Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")]
+_Browser = Annotated[
+    bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
+]
+
+
 @app.command("demo")
 def _demo(
     out: Annotated[
@@ -85,11 +91,13 @@ def _demo(
     view: Annotated[
         bool, typer.Option("--view", help="Open the held-out slides in the viewer afterwards.")
     ] = False,
+    port: _Port = 0,
+    browser: _Browser = True,
 ) -> None:
     """Simulate slides, fit, predict held-out slides, write a page with heat maps."""
     from gpmil.cli import demo
 
-    demo.run(out, seed, bags, view)
+    demo.run(out, seed, bags, view, port, browser)
 
 
 @app.command("paper")
@@ -426,8 +434,8 @@ def _heatmap(
     slides: _SlideFiles = None,
     slide: _OneSlide = None,
     out: Annotated[
-        Path, typer.Option(help="Folder to write; one that gpmil wrote is replaced.")
-    ] = Path("heatmaps"),
+        Path | None, typer.Option(help="Folder to add the maps to; default: RUN/heatmaps.")
+    ] = None,
     uncertainty: Annotated[
         str,
         typer.Option(help="panel (beside), opacity (less certain is fainter) or none."),
@@ -451,8 +459,8 @@ def _qupath(
     slides: _SlideFiles = None,
     slide: _OneSlide = None,
     out: Annotated[
-        Path, typer.Option(help="Folder to write; one that gpmil wrote is replaced.")
-    ] = Path("qupath"),
+        Path | None, typer.Option(help="Folder to add the files to; default: RUN/qupath.")
+    ] = None,
     gzip: Annotated[bool, typer.Option("--gzip", help="Compress: <slide>.geojson.gz.")] = False,
     step: _PatchStep = None,
     coupling: _OneCoupling = None,
@@ -479,10 +487,8 @@ def _view(
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than this computer need a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 0,
-    browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
-    ] = True,
+    port: _Port = 0,
+    browser: _Browser = True,
     token: Annotated[
         str | None, typer.Option(help="What the address must end in; default: made up if needed.")
     ] = None,

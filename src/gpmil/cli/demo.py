@@ -69,7 +69,14 @@ class Judged:
         return f"{self.name}, {self.settings}"
 
 
-def run(out: Path, seed: int, n_train: int, view: bool = False) -> None:
+def run(
+    out: Path,
+    seed: int,
+    n_train: int,
+    view: bool = False,
+    port: int = 0,
+    browser: bool = True,
+) -> None:
     """The whole demonstration; nothing is left in `out` unless it ran to the end.
 
     With `view` the held-out slides are then shown in the browser, until Ctrl-C.
@@ -77,6 +84,9 @@ def run(out: Path, seed: int, n_train: int, view: bool = False) -> None:
     _check(seed, n_train)
     if view:
         serve.require_packages()
+        viewer.check_port(port)
+    elif port or not browser:
+        raise ValueError("--port and --no-browser are about the viewer: add --view.")
     n_test = max(2, n_train // 3)
     models = _models(seed)
     config = {"command": "demo", "seed": seed, "bags": n_train, "held_out": n_test}
@@ -106,7 +116,7 @@ def run(out: Path, seed: int, n_train: int, view: bool = False) -> None:
         (folder / "report.html").write_text(html, encoding="utf-8", newline="\n")
     _print(judged, facts, out)
     if view:
-        viewer.run([out])
+        viewer.run([out], port=port, browser=browser)
 
 
 def _check(seed: int, n_train: int) -> None:

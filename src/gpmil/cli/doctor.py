@@ -9,20 +9,21 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from gpmil import extras
 from gpmil.cli.options import print_line
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 GIB = 2**30
 LEAST_DISK = 2 * GIB
 
-# Module, what it is for, how to get it
+# Module, what it is for, the extra that has it
 OPTIONAL = (
-    ("openslide", "thumbnails of slides", "pip install 'gpmil[slides]'"),
-    ("pyarrow", "parquet tables", "pip install 'gpmil[parquet]'"),
-    ("fastapi", "the viewer", "pip install 'gpmil[viewer]'"),
-    ("uvicorn", "the viewer", "pip install 'gpmil[viewer]'"),
-    ("numba", "compiled loops, up to twice as fast", "pip install 'gpmil[fast]'"),
-    ("distributed", "a fit on several machines with Dask", "pip install 'gpmil[dask]'"),
+    ("openslide", "thumbnails of slides", "slides"),
+    ("pyarrow", "parquet tables", "parquet"),
+    ("fastapi", "the viewer", "viewer"),
+    ("uvicorn", "the viewer", "viewer"),
+    ("numba", "compiled loops, up to twice as fast", "fast"),
+    ("distributed", "a fit on several machines with Dask", "dask"),
 )
 
 
@@ -128,8 +129,9 @@ def _disk(place: Path) -> Finding:
 
 
 def _optional() -> Iterator[Finding]:
-    for module, purpose, fix in OPTIONAL:
+    for module, purpose, extra in OPTIONAL:
         if find_spec(module) is None:
+            fix = extras.install(extra)
             yield Finding(WARN, f"{module} is not installed (for {purpose})", fix)
         else:
             yield Finding(PASS, f"{module} is installed ({purpose})")

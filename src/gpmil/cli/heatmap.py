@@ -10,14 +10,15 @@ from gpmil.cli.patch_tables import (
     Overview,
     Table,
     Wanted,
-    check_out,
     config,
     counted,
     look,
     making,
+    part_of,
     say_done,
     slide_files,
     tables,
+    with_place,
 )
 from gpmil.slides import Extent, Thumbnail
 
@@ -27,18 +28,18 @@ AROUND = 0.05  # of the tissue's longer side is shown around it
 
 
 def run(wanted: Wanted, uncertainty: str = "panel") -> None:
-    """Draw the slides into `out`, which is there when all could be drawn."""
+    """Draw the slides and add the maps to `out`, when all could be drawn."""
     if uncertainty not in UNCERTAINTY:
         raise ValueError(
             f"--uncertainty: expected one of {', '.join(UNCERTAINTY)}, found {uncertainty!r}."
         )
     found = tables(wanted)
-    check_out(wanted.out, wanted.run)
+    wanted = with_place(wanted, "heatmaps", found)
     files = slide_files(wanted.slides, found)
     overview = look(found, config(wanted.run), wanted.step)
-    card = {"command": "heatmap", "slides": [table.slide for table in overview.filled]}
     scale = overview.largest_std if uncertainty != "none" else None  # the same on all maps
-    with making(wanted, card | {"uncertainty": uncertainty}) as work:
+    card = {"command": "heatmap", "uncertainty": uncertainty} | part_of(found)
+    with making(wanted, card) as work:
         for table in counted(overview.filled, "heat maps"):
             file = files.get(table.slide)
             work.make(
@@ -47,7 +48,7 @@ def run(wanted: Wanted, uncertainty: str = "panel") -> None:
                 table,
                 partial(content, table, file, overview, uncertainty),
             )
-    say_done(len(overview.filled), "heat map", wanted.out)
+    say_done(work, "heat map", wanted.out)
 
 
 def content(table: Table, file: Path | None, overview: Overview, uncertainty: str) -> bytes:

@@ -2,8 +2,9 @@
 
 What `gpmil heatmap` and `gpmil qupath` share. Nothing here needs the model or torch.
 
-Files are assembled in `<out>.partial`, which becomes `<out>` when all are there. What was made from
-the same table with the same options, now or before, is not made again.
+They go into the run, or into the folder that `--out` names, and are added to what is there. Files
+are assembled in `<out>.partial` and moved to `<out>` when all are made, each whole. What was made
+from the same table with the same options, now or before, is not made again.
 """
 
 import hashlib
@@ -29,12 +30,13 @@ from rich.progress import track
 
 from gpmil import __version__, slides
 from gpmil.graphs import infer_step
-from gpmil.persistence import swap, written_by_someone
+from gpmil.persistence import written_by_someone
 from gpmil.qupath import Patches
-from gpmil.report import CARD, FORMAT, check_target, write_json
+from gpmil.report import CARD, FORMAT, MADE, PARTIAL, check_target, write_json
 from gpmil.slides import SlideInfo
 
-ENDING, MADE = ".csv.gz", ".made"
+ENDING = ".csv.gz"
+KINDS = ("coupling", "repeat")  # of folders in patches/
 # What a run notes as "units" and "anchor" where positions are not level-0 pixels, top left.
 MICRONS, CENTRE = "microns", "centre"
 SHOWN = 3  # names in a message
@@ -48,7 +50,7 @@ class Wanted:
     """What was asked for on the command line, of both commands."""
 
     run: Path  # a finished run, or one table
-    out: Path
+    out: Path | None = None  # in the run
     slides: Path | None = None  # folder of slide files
     names: Sequence[str] | None = None  # only these slides
     step: float | None = None
@@ -83,7 +85,13 @@ class Table:
     def title(self) -> str:
         """Name of the slide, and the coupling or repeat if the run has several."""
         kind, _, which = self.file.parent.name.partition("-")
-        return f"{self.slide}, {kind} {which}" if kind in ("coupling", "repeat") else self.slide
+        return f"{self.slide}, {kind} {which}" if kind in KINDS else self.slide
+
+    @property
+    def part(self) -> str:
+        """The folder of its coupling or repeat, such as "coupling-0.5"; "" if there is one only."""
+        name = self.file.absolute().parent.name
+        return name if name.partition("-")[0] in KINDS else ""
 
     def read(self) -> Patches:
         """Positions and predictions; a ValueError names the file and what is wrong with it."""
@@ -224,16 +232,36 @@ def _by_repeat(run: Path) -> dict[str, set[str]]:
 
 def config(run: Path) -> dict[str, Any]:
     """config.json of the run; empty where there is none."""
-    # A table lies in patches/, or in a folder of its coupling or repeat there.
-    places = list(run.absolute().parents)[1:3] if run.is_file() else [run]
-    file = next((place / CARD for place in places if (place / CARD).is_file()), None)
-    if file is None:
+    place = _run_of(run)
+    if place is None:
         return {}
+    file = place / CARD
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is no readable JSON: {error}.") from error
     return card if isinstance(card, dict) else {}
+
+
+def _run_of(run: Path) -> Path | None:
+    """The folder of the run that a table belongs to; None where it lies alone."""
+    # A table lies in patches/, or in a folder of its coupling or repeat there.
+    places = list(run.absolute().parents)[1:3] if run.is_file() else [run]
+    return next((place for place in places if (place / CARD).is_file()), None)
+
+
+def with_place(wanted: Wanted, kind: str, found: Sequence[Table]) -> Wanted:
+    """Where files go: the folder asked for, else one in the run, or beside a table on its own."""
+    if wanted.out is not None:
+        check_out(wanted.out, wanted.run)
+        return wanted
+    beside = wanted.run.parent if wanted.run.is_file() else wanted.run
+    return replace(wanted, out=(_run_of(wanted.run) or beside) / kind / found[0].part)
+
+
+def part_of(found: Sequence[Table]) -> dict[str, str]:
+    """What config.json says of the coupling or repeat that the tables are of."""
+    return {"part": found[0].part} if found[0].part else {}
 
 
 def known_sides(card: dict[str, Any], key: str) -> dict[str, Pair]:
@@ -298,10 +326,14 @@ class Overview:
 
 
 def look(found: Sequence[Table], card: dict[str, Any], step: float | None = None) -> Overview:
-    """Read every table once. What had to be inferred or left out is said, in a line each."""
+    """Read every table once. What had to be inferred or left out is said, in a line each.
+
+    The largest uncertainty is that of all slides of the run: maps that are added later compare.
+    """
     noted = known_sides(card, "steps")
     steps: dict[str, Pair | None] = {}
-    inferred, empty, filled, largest = [], [], [], 0.0
+    inferred, empty, filled = [], [], []
+    largest = max((_largest_std(table) for table in _others(found)), default=0.0)
     for table in found:
         patches = table.read()
         if not len(patches):
@@ -329,6 +361,25 @@ def look(found: Sequence[Table], card: dict[str, Any], step: float | None = None
         largest,
         filled,
     )
+
+
+def _others(found: Sequence[Table]) -> list[Table]:
+    """The tables of the run's other slides."""
+    asked, places = {table.file for table in found}, {table.file.parent for table in found}
+    files = (
+        f for p in places if "patches" in (p.name, p.parent.name) for f in p.glob(f"*{ENDING}")
+    )
+    return [Table(file) for file in files if file not in asked]
+
+
+def _largest_std(table: Table) -> float:
+    """0 where a table has none, or is broken: who asks for its slide is told."""
+    try:
+        frame = pd.read_csv(table.file, usecols=lambda name: name in ("sd", "std"))
+        values = np.asarray(frame, dtype=np.float64)
+    except (OSError, EOFError, ValueError, zlib.error):
+        return 0.0
+    return float(values[np.isfinite(values)].max(initial=0.0))
 
 
 def _shown_step(patches: Patches) -> Pair | None:
@@ -388,10 +439,9 @@ def check_inside(patches: Patches, step: Pair, info: SlideInfo, slide: str) -> N
 class Making:
     """A folder that is being filled: files that are there already are not made again."""
 
-    def __init__(self, folder: Path, log: TextIO, here: dict[str, str], earlier: dict[str, Path]):
-        self.folder, self.log = folder, log
+    def __init__(self, folder: Path, log: TextIO, here: dict[str, str], kept: "Kept"):
+        self.folder, self.log, self.kept = folder, log, kept
         self.here = here  # digests of the files in the folder, by name
-        self.earlier = earlier  # finished files elsewhere, by digest and name
         self.now: dict[str, str] = {}  # digests of the files of this call
         self.found = 0
 
@@ -399,14 +449,12 @@ class Making:
         """A file of the folder, from what its content depends on."""
         digest = _digest(facts, table)
         there = self.folder / name
-        if self.here.get(name) == digest and there.is_file():
+        if self.kept.has(name, digest) or (self.here.get(name) == digest and there.is_file()):
             self.found += 1
         else:
-            old = self.earlier.get(f"{digest} {name}")
-            self._write(there, content() if old is None else old.read_bytes())
+            self._write(there, content())
             self.log.write(f"{digest} {name}\n")
             self.log.flush()
-            self.found += old is not None
         self.here[name] = self.now[name] = digest
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -416,12 +464,50 @@ class Making:
         os.replace(fresh, path)
 
     def finish(self, card: dict[str, Any]) -> None:
-        """Nothing but the files of this call, and config.json with their digests."""
+        """Nothing but the files of this call, and config.json with the digests of all."""
         for path in self.folder.iterdir():
             if path.name not in self.now:
                 path.unlink()
-        files = {"made": self.now, "files": sorted(self.now)}
-        write_json(self.folder / CARD, {"format": FORMAT, **card, **files})
+        made = self.kept.made | self.now
+        slides = sorted({unquote(_stem(name)) for name in made})
+        about = {"slides": slides, "made": dict(sorted(made.items())), "files": sorted(made)}
+        write_json(self.folder / CARD, {"format": FORMAT, **card, **about})
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What earlier calls have put into the folder: digests by name, and the part of the run."""
+
+    made: dict[str, str]
+    part: str = ""
+    again: bool = False  # nothing of it is good enough
+
+    @classmethod
+    def of(cls, out: Path, again: bool) -> "Kept":
+        """What config.json there says, less files that were deleted; nothing where there is none.
+
+        The maps that `gpmil demo` has drawn are not on a list: they have no digest.
+        """
+        try:
+            card = json.loads((out / CARD).read_text(encoding="utf-8"))
+            made = {str(name): str(digest) for name, digest in card["made"].items()}
+            part = str(card.get("part", ""))
+        except FileNotFoundError:
+            made, part = {p.name: "" for p in out.glob("[!.]*")}, ""
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            made, part = {}, ""
+        return cls({n: d for n, d in made.items() if (out / n).is_file()}, part, again)
+
+    def has(self, name: str, digest: str) -> bool:
+        """Whether a file is there as it would be made now."""
+        return not self.again and self.made.get(name) in (digest, "")
+
+
+def _stem(name: str) -> str:
+    """Name of a table, from that of a file made of it."""
+    for ending in (".png", ".gz", ".geojson"):
+        name = name.removesuffix(ending)
+    return name
 
 
 def _digest(facts: list[Any], table: Table) -> str:
@@ -431,32 +517,66 @@ def _digest(facts: list[Any], table: Table) -> str:
 
 @contextmanager
 def making(wanted: Wanted, card: dict[str, Any]) -> Iterator[Making]:
-    """A folder that becomes `wanted.out` when the block ends.
+    """A folder whose files are added to `wanted.out` when the block ends.
 
     Where that fails, finished files stay in `<out>.partial` for the same command to continue.
     """
-    out = check_target(wanted.out)
-    partial = out.with_name(out.name + ".partial")
+    assert wanted.out is not None
+    out = _check_place(wanted.out)
+    kept, part = Kept.of(out, wanted.overwrite), card.get("part", "")
+    if kept.made and kept.part != part:
+        raise ValueError(
+            f"{wanted.out} holds files of {kept.part or 'the run as a whole'}, to which those of "
+            f"{part or 'the run as a whole'} are not added: name another folder with --out."
+        )
+    partial = out.with_name(out.name + PARTIAL)
     _check_partial(partial)
     partial.mkdir(parents=True, exist_ok=True)
     with (partial / MADE).open("a+", encoding="utf-8") as log:
         _lock(log, partial)
-        here = {} if wanted.overwrite else _noted(log)
-        work = Making(partial, log, here, {} if wanted.overwrite else _earlier(out))
+        work = Making(partial, log, {} if wanted.overwrite else _noted(log), kept)
         try:
             yield work
             log.close()  # an open file would keep its folder from being renamed on Windows
             work.finish(card | wanted.card)
-            swap(partial, out)
+            _add(partial, out)
         except BaseException as error:
-            kept = _keep(partial, work)
-            if kept and isinstance(error, ValueError | OSError):
-                raise ValueError(f"{error} {kept}") from error
-            if kept:
-                say(kept)
+            said = _keep(partial, work)
+            if said and isinstance(error, ValueError | OSError):
+                raise ValueError(f"{error} {said}") from error
+            if said:
+                say(said)
             raise
     if work.found:
         say(f"{work.found} of {len(work.now)} were there already: --overwrite makes them again")
+
+
+def _check_place(place: Path) -> Path:
+    """A folder that is new, empty, or holds files of gpmil alone."""
+    out = place.resolve()
+    if not (out / CARD).exists() and out.is_dir() and _listed_in_run(out):
+        return out
+    return check_target(place)
+
+
+def _listed_in_run(out: Path) -> bool:
+    """Whether the run has drawn these maps itself, as gpmil demo does."""
+    if out.name != "heatmaps":
+        return False
+    card = config(out.parent)
+    files = card.get("files") if card.get("format") == FORMAT else None
+    return isinstance(files, list) and out.name in files
+
+
+def _add(partial: Path, out: Path) -> None:
+    """Move the files to their place, one by one, the list of them last."""
+    if not out.exists():
+        os.replace(partial, out)
+        return
+    files = sorted(partial.iterdir(), key=lambda path: path.name == CARD)
+    for path in files:
+        os.replace(path, out / path.name)
+    partial.rmdir()
 
 
 def _keep(partial: Path, work: Making) -> str:
@@ -497,15 +617,6 @@ def _noted(log: TextIO) -> dict[str, str]:
     return {name: digest for digest, _, name in pairs}
 
 
-def _earlier(out: Path) -> dict[str, Path]:
-    """Files of an earlier call, by digest and name."""
-    try:
-        made = json.loads((out / CARD).read_text(encoding="utf-8"))["made"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-    return {f"{digest} {name}": out / name for name, digest in made if (out / name).is_file()}
-
-
 # --- Words ----------------------------------------------------------------------------------------
 def listed(names: Sequence[str]) -> str:
     """The first few names.
@@ -521,9 +632,11 @@ def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def say_done(count: int, thing: str, out: Path) -> None:
-    """How much was written, and where."""
-    typer.echo(f"{count} {thing}{'s' if count != 1 else ''} in {out}")
+def say_done(work: Making, thing: str, out: Path | None) -> None:
+    """How much was asked for and where it is, with how much else."""
+    count, all_there = len(work.now), len(work.kept.made | work.now)
+    more = f", which has {all_there} in all" if all_there > count else ""
+    typer.echo(f"{count} {thing}{'s' if count != 1 else ''} in {out}{more}")
 
 
 def counted(found: Sequence[Table], what: str) -> Iterator[Table]:

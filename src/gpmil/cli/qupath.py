@@ -8,26 +8,26 @@ from gpmil.cli.patch_tables import (
     Overview,
     Table,
     Wanted,
-    check_out,
     config,
     counted,
     look,
     making,
+    part_of,
     say_done,
     slide_files,
     tables,
+    with_place,
 )
 
 
 def run(wanted: Wanted, gzip: bool = False) -> None:
-    """Write one file a slide into `out`, which is there when all could be written."""
+    """Write one file per slide and add them to `out`, when all could be written."""
     found = tables(wanted)
-    check_out(wanted.out, wanted.run)
+    wanted = with_place(wanted, "qupath", found)
     files = slide_files(wanted.slides, found)
     overview = look(found, config(wanted.run), wanted.step)
-    card = {"command": "qupath", "slides": [table.slide for table in overview.filled]}
     ending = ".geojson.gz" if gzip else ".geojson"
-    with making(wanted, card) as work:
+    with making(wanted, {"command": "qupath"} | part_of(found)) as work:
         for table in counted(overview.filled, "GeoJSON files"):
             file = files.get(table.slide)
             work.make(
@@ -36,7 +36,7 @@ def run(wanted: Wanted, gzip: bool = False) -> None:
                 table,
                 partial(content, table, file, overview, gzip),
             )
-    say_done(len(overview.filled), "GeoJSON file", wanted.out)
+    say_done(work, "GeoJSON file", wanted.out)
 
 
 def content(table: Table, file: Path | None, overview: Overview, gzip: bool) -> bytes:

@@ -8,6 +8,12 @@ import typer
 from gpmil.viewer import serve
 
 
+def check_port(port: int) -> None:
+    """Insist on a number that a port can have."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port: expected a number from 0 (any free one) to 65535, found {port}.")
+
+
 def run(
     folders: Sequence[Path],
     slides: Path | None = None,
@@ -17,8 +23,7 @@ def run(
     token: str | None = None,
 ) -> None:
     """Serve the runs; a ValueError before anything is served where one cannot be shown."""
-    if not 0 <= port <= 65535:
-        raise ValueError(f"--port: expected a number from 0 (any free one) to 65535, found {port}.")
+    check_port(port)
     served = serve.prepare(list(folders), slides, host, port, token)
 
     def ready() -> None:

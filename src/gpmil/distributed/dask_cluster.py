@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gpmil import extras
 from gpmil.bags import Bags
 from gpmil.distributed.cluster import Call, Cluster, Reply, answer
 from gpmil.distributed.partition import BagSource, Facts, Partition
@@ -210,7 +211,7 @@ def check_client(client: Any) -> None:
         from dask.distributed import Client
     except ImportError as error:
         raise ValueError(
-            "client= needs Dask, which is not installed: pip install 'gpmil[dask]'."
+            f"client= needs Dask, which is not installed: {extras.install('dask')}."
         ) from error
     if not isinstance(client, Client):
         raise ValueError(

@@ -29,7 +29,7 @@ def number(attrs: Attributes, name: str, zero: bool = False) -> float | None:
     """
     try:
         value = float(np.ravel(attrs[name])[0])
-    except (KeyError, ValueError, TypeError, IndexError):
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         return None
     return value if np.isfinite(value) and (value > 0 or (zero and value == 0)) else None
 

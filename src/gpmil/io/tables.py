@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gpmil import extras
 from gpmil.bag_checks import count, listed
 from gpmil.bag_tables import Table
 from gpmil.bags import Bags
@@ -293,8 +294,8 @@ def _csv(path: Path, **options: Any) -> pd.DataFrame:
 def _parquet(path: Path, header_only: bool = False) -> pd.DataFrame:
     if find_spec("pyarrow") is None:
         raise ValueError(
-            f"{path}: reading parquet needs pyarrow, which is not installed: pip install "
-            "'gpmil[parquet]', or save the table as csv."
+            f"{path}: reading parquet needs pyarrow, which is not installed: "
+            f"{extras.install('parquet')}, or save the table as csv."
         )
     pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     try:

@@ -10,10 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gpmil import extras
 from gpmil.viewer.cohort import open_cohort
 from gpmil.viewer.security import EVERYWHERE, Door, door
-
-INSTALL = "pip install 'gpmil[viewer]'"
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def require_packages() -> None:
     """A ValueError that says what to install, where something is missing."""
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:
-        raise ValueError(f"the viewer needs {' and '.join(missing)}: {INSTALL}")
+        raise ValueError(f"the viewer needs {' and '.join(missing)}: {extras.install('viewer')}")
 
 
 def prepare(
