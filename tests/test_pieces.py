@@ -73,6 +73,18 @@ def test_a_model_does_not_depend_on_where_H_lies(bags, solver, store):
     assert relative_error(means[1], means[0]) < 1e-10
 
 
+@pytest.mark.parametrize("solver", ["direct", "newton"])
+def test_a_fit_leaves_the_filters_of_warnings_alone(bags, solver, monkeypatch):
+    """They belong to the process: two threads that change them side by side spoil them."""
+
+    def touched(*_, **__):
+        raise AssertionError("the filters of the process are changed")
+
+    monkeypatch.setattr(inference, "FEWEST", 1)  # begin with a sample
+    monkeypatch.setattr("warnings.catch_warnings", touched)
+    pri(coupling=0.7, inducing=some_inducing(bags, 9), solver=solver).fit(bags)
+
+
 def test_rise_and_bound_agree(bags):
     problem = problem_of(bags)
     w = inference.signed(problem)

@@ -323,9 +323,8 @@ class Precision(NamedTuple):
         """Of consecutive whole bags."""
         n, start = rows.stop - rows.start, edges.start[rows.start : rows.stop + 1]
         here = slice(int(start[0]), int(start[-1]))
-        neighbours = _sparse(
-            start - start[0], edges.column[here] - rows.start, strength * edges.weight[here], n
-        )
+        column, weight = edges.column[here] - rows.start, strength * edges.weight[here]
+        neighbours = sparse_rows(start - start[0], column, weight, (n, n))
         return cls(1 + strength * edges.degree[rows], neighbours)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -347,11 +346,16 @@ def block(adjacency: sp.csr_array, rows: slice) -> sp.csr_array:
     return sp.csr_array(parts, shape=(n, n))
 
 
-def _sparse(start: Tensor, column: Tensor, weight: Tensor, n: int) -> Tensor:
-    """A square torch CSR matrix."""
-    with warnings.catch_warnings():  # "beta", "invariants unchecked": built right
-        warnings.filterwarnings("ignore", message="Sparse")
-        return torch.sparse_csr_tensor(start, column, weight, size=(n, n), check_invariants=False)
+def sparse_rows(start: Tensor, column: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A torch CSR matrix that is built right, so that nothing is checked."""
+    return torch.sparse_csr_tensor(start, column, weight, size=shape, check_invariants=False)
+
+
+# torch says once per process that such matrices are in "beta state". It does so here, unheard: the
+# filters of warnings belong to the process, and lanes that change them side by side spoil them.
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="Sparse")
+    sparse_rows(torch.arange(2), torch.arange(1), torch.ones(1), (1, 1))
 
 
 def precision_matrix(
@@ -360,7 +364,7 @@ def precision_matrix(
     """P = I + lambda C as a torch CSR matrix."""
     p = sparse_precision(adjacency, strength)
     start, column = (torch.from_numpy(i.astype(np.int64)) for i in (p.indptr, p.indices))
-    return _sparse(start, column, torch.from_numpy(p.data), p.shape[0]).to(device)
+    return sparse_rows(start, column, torch.from_numpy(p.data), p.shape).to(device)
 
 
 def parts(

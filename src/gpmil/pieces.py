@@ -16,7 +16,6 @@ import logging
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,12 +103,7 @@ class Chunk:
     def per_bag(self, x: Float[Tensor, " n"], H: Float[Tensor, "n M"]) -> Float[Tensor, "b M"]:
         """H_b'x_b of every bag: the product of a sparse matrix, a row a bag, with H."""
         columns, x = torch.arange(len(x), device=x.device), stored_like(x, H)
-        with warnings.catch_warnings():  # "beta", "invariants unchecked": built right
-            warnings.filterwarnings("ignore", message="Sparse")
-            by_bag = torch.sparse_csr_tensor(
-                self.offsets, columns, x, size=(len(self.positive), len(x)),
-                check_invariants=False,
-            )  # fmt: skip
+        by_bag = coupling.sparse_rows(self.offsets, columns, x, (len(self.positive), len(x)))
         return (by_bag @ H).double()
 
     def times(self, w: Float[Tensor, " M"]) -> Float[Tensor, " n"]:
