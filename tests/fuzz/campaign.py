@@ -43,6 +43,7 @@ SECONDS = 20.0
 MEGABYTES = 2_000
 WORKERS = 2
 MODULES = ("fuzz.targets", "fuzz.targets_models")
+BROKEN = 70  # exit code of a worker whose target cannot make its sample
 FINE = ("right", "refused")
 
 
@@ -174,7 +175,11 @@ def work(target: Target, cases: range, scratch: Path) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever a reader prints is nobody's answer
     for case in cases:
         print(json.dumps({"begin": case}), file=out, flush=True)
-        outcome = run_case(target, case, scratch)
+        try:
+            outcome = run_case(target, case, scratch)
+        except Exception:
+            traceback.print_exc()
+            sys.exit(BROKEN)
         print(json.dumps({"end": case, **asdict(outcome)}), file=out, flush=True)
 
 
@@ -208,6 +213,8 @@ class Worker:
                 self._hear(json.loads(line))
             code = process.wait()
             watch.join()
+        if code == BROKEN:
+            raise RuntimeError(f"{self.target}, case {self.now}: no sample could be damaged")
         if code != 0:
             kind = self.stopped or "traceback"
             self.found.setdefault(self.now, Outcome(kind, "the process", f"ended with {code}"))
