@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from rich.console import Console
 from rich.progress import track
 
 from gpmil import __version__, slides
+from gpmil.foreign import BadFile, reading, reason
 from gpmil.graphs import infer_step
 from gpmil.persistence import written_by_someone
 from gpmil.qupath import Patches
@@ -96,9 +96,11 @@ class Table:
     def read(self) -> Patches:
         """Positions and predictions; a ValueError names the file and what is wrong with it."""
         try:
-            frame = pd.read_csv(self.file)
-        except (OSError, EOFError, ValueError, zlib.error) as error:  # pandas' are ValueErrors
-            raise ValueError(f"{self.file} is no whole table of patches: {error}.") from error
+            with reading(self.file, "a table of patches"):
+                frame = pd.read_csv(self.file)
+        except BadFile as error:
+            why = reason(error.__cause__ or error)
+            raise ValueError(f"{self.file} is no whole table of patches: {why}.") from error
         missing = [c for c in ("x", "y", "probability") if c not in frame]
         if missing:
             raise ValueError(
@@ -120,9 +122,9 @@ class Table:
     def _numbers(self, frame: pd.DataFrame, column: str) -> np.ndarray:
         try:
             return frame[column].to_numpy(dtype=np.float64)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(
-                f"{self.file}: expected numbers in column {column}: {error}."
+                f"{self.file}: expected numbers in column {column}: {str(error)[:100]}."
             ) from error
 
     def _flags(self, column: pd.Series) -> np.ndarray | None:

@@ -16,8 +16,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 
 from gpmil import extraction
 from gpmil.bag_checks import count
+from gpmil.foreign import reading
 from gpmil.io.formats import Listing, Opener, opener
 from gpmil.io.slides import BadSlide, Slide, SlideLevel, Told
 
@@ -33,7 +34,9 @@ logger = logging.getLogger("gpmil")
 
 VERSION = 3
 FOLDER = ".gpmil-cache"
+TEMPORARY = "gpmil-cache-"
 DAY = 86_400.0
+FEATURES = "features of a slide"
 SKIP = "Repair or remove the file, or leave it out with skip_bad=True."
 
 
@@ -59,6 +62,7 @@ class Stored:
     instance_labels: Int[np.ndarray, " n"] | None
     empty: list[str]
     bad: list[tuple[str, str]]
+    files: tuple[Path, ...] = ()  # those that were made just now
 
 
 def stored(listing: Listing, cache: Any, skip_bad: bool) -> Stored:
@@ -67,14 +71,30 @@ def stored(listing: Listing, cache: Any, skip_bad: bool) -> Stored:
     for folder in places:
         index = _valid_index(folder, listing)
         if index is not None:
+            made: tuple[Path, ...] = ()
             break
     else:
         folder = _first_writable(places)
-        index = _build(folder, listing, skip_bad)
+        with _no_empty_folders(folder):
+            index = _build(folder, listing, skip_bad)
+        made = (folder / "index.json", *(folder / index[part] for part in ("features", "arrays")))
     if index["bad"] and not skip_bad:
         name, reason = index["bad"][0]
         raise ValueError(f"{listing.files[name]}: {reason}. {SKIP}")
-    return _opened(folder, index)
+    return replace(_opened(folder, index), files=made)
+
+
+@contextmanager
+def discarded_on_failure(found: Stored) -> Iterator[None]:
+    """Remove what was made just now if slides do not fit together: their files have to change."""
+    with _no_empty_folders(found.folder):
+        try:
+            yield
+        except ValueError:
+            for path in found.files:
+                with suppress(OSError):  # Windows keeps a file that is still mapped
+                    path.unlink()
+            raise
 
 
 # ------------------------------------------------------------------ where
@@ -98,9 +118,9 @@ def _digest(text: str) -> str:
 def _temporary() -> Path:
     """A folder of this user among the temporary files, where anybody may write."""
     user = str(os.getuid()) if hasattr(os, "getuid") else getpass.getuser()
-    folder = Path(tempfile.gettempdir()) / f"gpmil-cache-{user}"
+    folder = Path(tempfile.gettempdir()) / f"{TEMPORARY}{user}"
     if hasattr(os, "getuid") and folder.exists() and folder.stat().st_uid != os.getuid():
-        return Path(tempfile.mkdtemp(prefix="gpmil-cache-"))
+        return Path(tempfile.mkdtemp(prefix=TEMPORARY))
     return folder
 
 
@@ -224,6 +244,19 @@ def _build(folder: Path, listing: Listing, skip_bad: bool) -> dict[str, Any]:
 
 
 @contextmanager
+def _no_empty_folders(folder: Path) -> Iterator[None]:
+    """On a failure, remove the folders that were made for the cache and hold nothing."""
+    try:
+        yield
+    except BaseException:
+        ours = folder.parent.name.startswith((FOLDER, TEMPORARY))
+        for place in [folder, folder.parent] if ours else [folder]:
+            with suppress(OSError):  # not empty
+                place.rmdir()
+        raise
+
+
+@contextmanager
 def _removed_on_failure(paths: list[Path]) -> Iterator[None]:
     try:
         yield
@@ -274,6 +307,20 @@ def _remove_leftovers(folder: Path) -> None:
                 path.unlink()
 
 
+@contextmanager
+def _guarded(open_slide: Opener, path: Path, beside: Path | None) -> Iterator[Slide]:
+    """A slide, opened; whatever its file does then, or when rows are read, is a `BadSlide`."""
+    with ExitStack() as stack:
+        with reading(path, FEATURES, BadSlide):
+            slide = stack.enter_context(open_slide(path, beside))
+
+        def rows(a: int, b: int) -> np.ndarray:
+            with reading(path, FEATURES, BadSlide):
+                return slide.rows(a, b)
+
+        yield replace(slide, rows=rows)
+
+
 class _Copy:
     """One pass over the files: features into one file, the rest into lists."""
 
@@ -295,12 +342,13 @@ class _Copy:
         for name, path in self.listing.files.items():
             start = out.tell()
             try:
-                with self.open_slide(path, self.listing.beside.get(name)) as slide:
+                with _guarded(self.open_slide, path, self.listing.beside.get(name)) as slide:
                     self._add(name, slide, out)
             except BadSlide as error:
+                reason = str(error).removeprefix(str(path)).lstrip(": ")
                 if not self.skip_bad:
-                    raise ValueError(f"{path}: {error}. {SKIP}") from error
-                self.bad.append((name, str(error)))
+                    raise ValueError(f"{path}: {reason}. {SKIP}") from error
+                self.bad.append((name, reason))
                 out.seek(start)
                 out.truncate()
             except SlideLevel as error:

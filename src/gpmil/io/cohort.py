@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -11,9 +12,9 @@ from gpmil import extraction, graphs
 from gpmil.bag_checks import UNKNOWN, count, listed, offsets_of
 from gpmil.bags import Bags
 from gpmil.io import patients, steps
-from gpmil.io.cache import Kept, Stored, stored
+from gpmil.io.cache import Kept, Stored, discarded_on_failure, stored
 from gpmil.io.formats import Listing
-from gpmil.io.labels import Joined, check, join
+from gpmil.io.labels import Joined, join
 from gpmil.io.report import NO_POSITIONS, ReadReport, graph_facts
 
 NEED_STEP = ("grid4", "grid8", "radius")
@@ -37,7 +38,8 @@ def read(
     if labels is None:
         refuse({"slide": slide, "label": label, "positive": positive, "patient": patient or None})
     else:
-        check(labels, slide, label, patient)
+        # Whatever is wrong with the table, before hours are spent on the slides.
+        join(list(listing.files), labels, slide, label, patient, positive)
     found = stored(listing, cache, skip_bad)
     names = [s.name for s in found.slides]
     joined = (
@@ -48,6 +50,21 @@ def read(
     guessed = patients.Guess()
     if joined.groups is None and patient is not False:
         guessed = patients.guess(names)
+    # A step that does not fit is no fault of the files.
+    with discarded_on_failure(found) if step is None else nullcontext():
+        return _assembled(listing, found, joined, guessed, step, graph)
+
+
+def _assembled(
+    listing: Listing,
+    found: Stored,
+    joined: Joined,
+    guessed: patients.Guess,
+    step: Any,
+    graph: str | None,
+) -> tuple[Bags, ReadReport]:
+    """The slides as one cohort; that they do not fit together is a fault of the files."""
+    names = [s.name for s in found.slides]
     coords = _coords(found, graph, listing)
     offsets = offsets_of(np.array([s.n for s in found.slides]))
     told = [s.told for s in found.slides]

@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 
 from gpmil.bag_checks import listed
+from gpmil.foreign import reading
 from gpmil.io import clam, h5, slideflow, stamp, torchmil, trident
 from gpmil.io.labels import key
 from gpmil.io.slides import SLIDE_LEVEL, BadSlide, Slide
@@ -89,7 +90,7 @@ def opener(listing: Listing) -> tuple[str, Opener]:
         return listing.formats[0], OPEN[listing.formats[0]]
     for path in listing.files.values():
         try:
-            with h5.opened(path) as file:
+            with h5.opened(path) as file, reading(path, h5.WHAT, BadSlide):
                 name = _recognise(file)
         except BadSlide:
             continue

@@ -13,33 +13,38 @@ import numpy as np
 from jaxtyping import Float
 
 from gpmil.bag_checks import listed
+from gpmil.foreign import reading
+from gpmil.io import h5_look
 from gpmil.io.slides import PIXELS, SLIDE_LEVEL, BadSlide, Slide, SlideLevel, Told, patch_shape
 from gpmil.io.slides import positions as checked
 from gpmil.io.steps import told_extraction, told_size, told_step
 
+WHAT = "HDF5"
 FEATURES = ("features", "feats", "patch_embeddings")
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
-    """The file, to be read; whatever HDF5 finds wrong with it is a `BadSlide`."""
-    try:
+    """The file, to be read; whatever HDF5 finds wrong in opening it is a `BadSlide`."""
+    with reading(path, WHAT, BadSlide):
+        fault = h5_look.fault(path)
+        if fault is not None:
+            raise BadSlide(f"{path} cannot be read as {WHAT}: {fault}")
         # No lock: many network disks have none to give, and a change is seen by size and time.
         file = h5py.File(path, "r", locking=False)
-    except OSError as error:
-        raise BadSlide(f"cannot be opened as HDF5, not all of it may be there ({error})") from error
     with file:
-        try:
-            yield file
-        except (OSError, RuntimeError) as error:
-            raise BadSlide(f"cannot be read, it is damaged ({error})") from error
+        yield file
 
 
 def dataset(file: h5py.File, *names: str) -> h5py.Dataset:
     """The first dataset of these names."""
     for name in names:
-        if isinstance(file.get(name), h5py.Dataset):
-            return file[name]
+        found = file.get(name)
+        if isinstance(found, h5py.Dataset):
+            h5_look.require_whole(found)
+            return found
+        if found is not None:
+            raise BadSlide(f"{name}: expected a dataset, found a {type(found).__name__.lower()}")
     raise BadSlide(f"expected a dataset {' or '.join(names)}, found {listed(file) or 'none'}")
 
 
@@ -53,7 +58,7 @@ def text(attrs: Mapping[str, Any], name: str) -> str | None:
 
 def positions(file: h5py.File, n: int) -> Float[np.ndarray, "n k"] | None:
     """`coords`, if the file has them."""
-    return checked(file["coords"][()], n) if "coords" in file and n else None
+    return checked(dataset(file, "coords")[()], n) if "coords" in file and n else None
 
 
 def attributes(path: Path | None) -> dict[str, Any] | None:
@@ -61,7 +66,7 @@ def attributes(path: Path | None) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
-        with opened(path) as file:
+        with opened(path) as file, reading(path, WHAT, BadSlide):
             return dict(dataset(file, "coords").attrs)
     except BadSlide:
         return None

@@ -93,12 +93,6 @@ def join(
     )
 
 
-def check(labels: Any, slide: str | None, label: str | None, patient: str | bool | None) -> None:
-    """Whatever is wrong with the table itself, before hours are spent on the slides."""
-    where, df, columns = _table(labels, slide, label, patient)
-    _one_row_a_slide(df, columns, where)
-
-
 # ------------------------------------------------------------------ the table
 
 

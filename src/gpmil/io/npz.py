@@ -20,6 +20,7 @@ from jaxtyping import Int
 
 from gpmil.bag_checks import count, listed
 from gpmil.bags import Bags
+from gpmil.io.arrays import npz
 
 logger = logging.getLogger("gpmil")
 
@@ -85,18 +86,14 @@ def _load(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is no file: expected an .npz.")
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is no .npz file, or not all of it is there. Copy it again.")
-    try:
-        with np.load(path, allow_pickle=False) as found:
-            missing = [name for name in NEEDED if name not in found]
-            if missing:
-                raise ValueError(
-                    f"expected arrays {', '.join(NEEDED)}, no {listed(missing)} among "
-                    f"{listed(found.files)}"
-                )
-            wanted = dict.fromkeys((*PER_INSTANCE, *PER_BAG))
-            return {name: found[name] for name in wanted if name in found}
-    except (ValueError, zipfile.BadZipFile, EOFError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}.") from error
+    found = npz(path, dict.fromkeys((*PER_INSTANCE, *PER_BAG)))
+    missing = [name for name in NEEDED if name not in found]
+    if missing:
+        raise ValueError(
+            f"{path}: expected arrays {', '.join(NEEDED)}, no {listed(missing)} among "
+            f"{listed(found)}."
+        )
+    return found
 
 
 def _check_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:

@@ -60,6 +60,7 @@ def _tables(folder: Path) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
             f"{folder}: expected {', '.join(FILES.values())} (at least one), found none of them."
         )
     patches = _without_repeated_slides({k: _patches(path) for k, path in there.items()}, folder)
+    _require_same_features(patches, folder)
     slides = _slides(folder, patches)
     _mention_shared_patients(patches, slides, folder)
     return patches, slides
@@ -83,7 +84,10 @@ def _patches(path: Path) -> pd.DataFrame:
     table = _places(df, path)
     table["label"] = _patch_labels(df, path)
     table["grade"] = _grades(df, path, "bag_label_primary", "bag_label_secondary")
-    x = numbers(df, features, path).astype(np.float32)
+    with np.errstate(over="ignore"):
+        x = numbers(df, features, path).astype(np.float32)
+    if not np.isfinite(x).all():
+        raise ValueError(f"{path}: features: found values too large for float32, beyond 3e38.")
     return pd.concat([_once(table, path), pd.DataFrame(x, columns=features)], axis=1, join="inner")
 
 
@@ -104,7 +108,12 @@ def _places(df: pd.DataFrame, path: Path) -> pd.DataFrame:
                 f"{path}: row {odd[0] + 1} is of slide {df['bag_name'].iloc[odd[0]]!r} by bag_name "
                 f"and of {found['slide'].iloc[odd[0]]!r} by instance_name."
             )
-    return found.astype({"region": int, "row": int, "col": int, "x": float, "y": float})
+    try:
+        return found.astype({"region": int, "row": int, "col": int, "x": float, "y": float})
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{path}: the name of a patch has a number that is too long: {str(error)[:100]}."
+        ) from error
 
 
 def _patch_labels(df: pd.DataFrame, path: Path) -> np.ndarray:
@@ -172,6 +181,22 @@ def _without_repeated_slides(
                     f"{listed(both)}. A slide belongs to one split."
                 )
     return patches
+
+
+def _require_same_features(patches: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    own = {FILES[split]: _features(table) for split, table in patches.items()}
+    (first, columns), *others = own.items()
+    for file, found in others:
+        if found != columns:
+            odd = sorted(set(columns) ^ set(found))
+            raise ValueError(
+                f"{folder}: {count(len(columns), 'feature')} in {first}, {len(found)} in {file}; "
+                f"only one of them has {listed(odd)}."
+            )
+
+
+def _features(table: pd.DataFrame) -> list[str]:
+    return [c for c in table.columns if c.startswith("feature_")]
 
 
 def _slides(folder: Path, patches: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -252,10 +277,9 @@ def _cohort(table: pd.DataFrame, slides: pd.DataFrame) -> Bags:
     # A region is to the graph what a bag is elsewhere: no edge leaves it.
     begins = np.diff(code, prepend=-1) | np.diff(table["region"], prepend=-1)
     regions = np.append(np.flatnonzero(begins), len(table))
-    features = [c for c in table.columns if c.startswith("feature_")]
     own = slides.loc[names]
     return Bags(
-        table[features].to_numpy(),
+        table[_features(table)].to_numpy(),
         offsets_of(np.bincount(code)),
         labels=own["label"].to_numpy(),
         names=np.array(names, dtype=str),

@@ -5,7 +5,6 @@ level-0 pixels a tile covers, so that the step is inferred.
 """
 
 import json
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from gpmil.bag_checks import listed
+from gpmil.foreign import BadFile, reading
+from gpmil.io.arrays import npz
 from gpmil.io.slides import PIXELS, BadSlide, Slide, Told, positions
 from gpmil.io.steps import number
 from gpmil.io.torch_files import tensor_slide
@@ -42,19 +44,21 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
 
 
 def _index(path: Path) -> np.ndarray:
-    try:
-        with np.load(path, allow_pickle=False) as found:
-            return found["arr_0"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise BadSlide(f"its index {path.name} cannot be read ({error})") from error
+    found = npz(path, error=BadSlide)
+    if list(found) != ["arr_0"]:
+        raise BadSlide(f"{path}: expected one array, arr_0, found {listed(found) or 'none'}")
+    return found["arr_0"]
 
 
 def _config(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """What is written once for all slides: a damaged one is no matter of a single slide."""
+    if not path.exists():
         return {}
-    return found if isinstance(found, dict) else {}
+    with reading(path, "JSON"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise BadFile(f"{path}: expected an object of JSON, found a {type(found).__name__}.")
+    return found
 
 
 def _extraction(config: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int, Num
 
+from gpmil.foreign import BadFile
+
 BLOCK = 1 << 25
 """Bytes of features read at a time: a cohort never lies in memory."""
 
@@ -18,11 +20,11 @@ SLIDE_LEVEL = (
 )
 
 
-class BadSlide(ValueError):
+class BadSlide(BadFile):
     """A file that cannot be used, and why; `skip_bad` leaves it out."""
 
 
-class SlideLevel(ValueError):
+class SlideLevel(BadFile):
     """Features of slides, not of patches: nothing to be skipped, another folder is meant."""
 
 

@@ -68,7 +68,10 @@ def downsampled_step(attrs: Attributes) -> Step | None:
     size = number(attrs, "patch_size")
     if size is None or "downsample" not in attrs:
         return None
-    factors = [int(f) for f in np.ravel(attrs["downsample"])]
+    try:
+        factors = [int(f) for f in np.ravel(attrs["downsample"])]
+    except (ValueError, TypeError, OverflowError):  # text, NaN or infinite
+        return None
     pair = factors if len(factors) == 2 else factors[:1] * 2
     return (size * pair[0], size * pair[1]) if len(pair) == 2 and min(pair) > 0 else None
 

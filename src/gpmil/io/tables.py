@@ -6,10 +6,11 @@
 Columns are known by their names where they are not given, and what was guessed is logged.
 """
 
-import gzip
 import logging
 import os
 import re
+import warnings
+import zlib
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ from gpmil import extras
 from gpmil.bag_checks import count, listed
 from gpmil.bag_tables import Table
 from gpmil.bags import Bags
+from gpmil.foreign import BadFile, reading, reason
 
 logger = logging.getLogger("gpmil")
 
@@ -36,6 +38,9 @@ GUESSES = {
     "instance_label": ("instance_label", "patch_label", "tile_label", "y_inst"),
 }
 POSITIONS = (("x", "y"), ("coord_x", "coord_y"), ("x_coord", "y_coord"), ("xini", "yini"))
+
+LARGEST = 2**64  # whole numbers from here on are read as Python's, not as a column of numbers
+LONG = 40  # characters of a value in a message
 
 Given = str | bool | None
 
@@ -282,13 +287,21 @@ def read_frame(
 def _csv(path: Path, **options: Any) -> pd.DataFrame:
     separator = "\t" if ".tsv" in path.suffixes else ","
     try:
-        return pd.read_csv(path, sep=separator, **options)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path} cannot be read as a table of separated values: {error}"
-        ) from error
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path} is no whole gzip file: {error}. Copy it again.") from error
+        with reading(path, "a table of separated values"), warnings.catch_warnings():
+            # Without index_col=False a first row longer than the header would shift the columns.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return pd.read_csv(path, sep=separator, index_col=False, **options)
+    except BadFile as error:
+        if isinstance(error.__cause__, pd.errors.ParserWarning):
+            raise BadFile(
+                f"{path}: the row below the header has more values than the header has names. "
+                "Give every column a name, also one of row names."
+            ) from error
+        if path.suffix == ".gz" and isinstance(error.__cause__, (OSError, EOFError, zlib.error)):
+            raise BadFile(
+                f"{path} is no whole gzip file: {reason(error.__cause__)}. Copy it again."
+            ) from error
+        raise
 
 
 def _parquet(path: Path, header_only: bool = False) -> pd.DataFrame:
@@ -297,13 +310,11 @@ def _parquet(path: Path, header_only: bool = False) -> pd.DataFrame:
             f"{path}: reading parquet needs pyarrow, which is not installed: "
             f"{extras.install('parquet')}, or save the table as csv."
         )
-    pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    try:
+    parquet = import_module("pyarrow.parquet")
+    with reading(path, "parquet"):
         if header_only:
             return parquet.read_schema(path).empty_table().to_pandas()
         return pd.read_parquet(path, engine="pyarrow")
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
 
 
 # ------------------------------------------------------------------ values
@@ -313,10 +324,11 @@ def numbers(df: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
     """Columns as an array of finite numbers; a ValueError says where something else stands."""
     for column in columns:
         if not pd.api.types.is_numeric_dtype(df[column]):
-            parsed = pd.to_numeric(df[column], errors="coerce")
-            row = int(np.argmax(parsed.isna()))
+            row = next((k for k, value in enumerate(df[column]) if not _is_number(value)), 0)
+            found = repr(df[column].iloc[row])
             raise ValueError(
-                f"{path}: expected a number, found {df[column].iloc[row]!r} {_place(row, column)}."
+                f"{path}: expected a number, found {found[:LONG]}{'...' * (len(found) > LONG)} "
+                f"{_place(row, column)}."
             )
     part = df[list(columns)]
     values = part.to_numpy(np.result_type(np.float32, *part.dtypes.map(_numpy_type)))
@@ -328,6 +340,18 @@ def numbers(df: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
             f"{_place(row, columns[k])}. Remove those rows, or compute their features again."
         )
     return values
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a column of such values alone would have been read as one of numbers.
+
+    >>> _is_number("0.5"), _is_number("5 cells"), _is_number("9" * 400)
+    (True, False, False)
+    """
+    try:
+        return bool(abs(pd.to_numeric(value)) < LARGEST)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _numpy_type(dtype: Any) -> np.dtype:

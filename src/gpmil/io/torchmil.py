@@ -13,6 +13,7 @@ import numpy as np
 
 from gpmil.bag_checks import encode_instance_labels, listed
 from gpmil.io import h5
+from gpmil.io.arrays import npy
 from gpmil.io.slides import BadSlide, Slide, Told, patch_shape, positions
 
 FOLDERS = ("coords", "labels", "inst_labels")
@@ -27,7 +28,7 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
         parts = {name: path.parent.parent / name / path.name for name in FOLDERS}
         if path.parent.name != "features":
             parts = {}
-        found = {k: np.asarray(_array(p, stack)[()]) for k, p in parts.items() if p.is_file()}
+        found = {k: _values(_array(p, stack), k) for k, p in parts.items() if p.is_file()}
         folded = len(features.shape) == 3
         yield Slide(
             shape=shape,
@@ -46,12 +47,13 @@ def _array(path: Path, stack: ExitStack) -> Any:
         if len(file) != 1:
             raise BadSlide(f"{path.name}: expected one dataset, found {listed(file) or 'none'}")
         return h5.dataset(file, *file)
-    try:
-        # An array without a value cannot be mapped.
-        return np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None)
-    except (OSError, ValueError, EOFError) as error:
-        reason = f"{path.parent.name}/{path.name} cannot be read as .npy ({error})"
-        raise BadSlide(reason) from error
+    return npy(path, BadSlide)
+
+
+def _values(array: Any, what: str) -> np.ndarray:
+    if array.dtype.kind not in "biuf":
+        raise BadSlide(f"{what}: expected numbers, found type {array.dtype}")
+    return np.asarray(array[()])
 
 
 def _label(values: np.ndarray | None) -> int | None:
