@@ -24,6 +24,7 @@ from gpmil.models.base import (
 )
 from gpmil.models.checks import count, one_of, share
 from gpmil.models.saved import Saved
+from gpmil.models.saved_checks import COUPLED_NUMBERS
 from gpmil.orthant import Expansion
 from gpmil.orthant_large import LargeSlide, log_orthant_large
 from gpmil.sparse_gp import Posterior, Predictor, SparseGP, joint, marginal
@@ -126,6 +127,7 @@ class FittedGP(Saved):
 
     OPTIONAL_ARRAYS = (*Saved.OPTIONAL_ARRAYS, "evidence_trace_")
     NUMBERS = (*Saved.NUMBERS, "coupling_", "loo_log_likelihood_", "tuning_trace_")
+    CHECKS = Saved.CHECKS | COUPLED_NUMBERS
 
     coupling_: float
     evidence_trace_: np.ndarray | None  # None where nothing was optimised
