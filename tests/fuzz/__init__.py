@@ -1,0 +1,1 @@
+"""Damaged files: mutators, targets and the campaign that runs them, `make fuzz`."""

@@ -1,0 +1,5 @@
+"""What reads feature files and tables."""
+
+from fuzz.campaign import Target
+
+TARGETS: list[Target] = []
