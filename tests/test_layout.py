@@ -56,6 +56,7 @@ LAYERS = [
     "heatmaps",
     "qupath",
     "report",
+    "run_files",
     "runs",
     "run_report",
     "viewer",

@@ -107,7 +107,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, Any]
 
 def _read_card(file: Path) -> dict[str, Any]:
     try:
-        card = read_json(file)
+        card = read_json(file, finite=False)  # a residual may be infinite
     except BadFile as error:
         raise ValueError(f"{error}. The file is corrupted. {ADVICE}") from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,12 +21,11 @@ from typing import Any, TextIO
 from urllib.parse import unquote
 
 import numpy as np
-import pandas as pd
 import typer
 from rich.console import Console
 from rich.progress import track
 
-from gpmil import __version__, slides
+from gpmil import __version__, run_files, slides
 from gpmil.graphs import infer_step
 from gpmil.persistence import swap
 from gpmil.qupath import Patches
@@ -38,7 +36,6 @@ ENDING, MADE = ".csv.gz", ".made"
 # What a run notes as "units" and "anchor" where positions are not level-0 pixels, top left.
 MICRONS, CENTRE = "microns", "centre"
 SHOWN = 3  # names in a message
-TRUE, FALSE = {"1", "1.0", "true"}, {"0", "0.0", "false"}
 
 Pair = tuple[float, float]
 
@@ -87,45 +84,24 @@ class Table:
 
     def read(self) -> Patches:
         """Positions and predictions; a ValueError names the file and what is wrong with it."""
-        try:
-            frame = pd.read_csv(self.file)
-        except (OSError, EOFError, ValueError, zlib.error) as error:  # pandas' are ValueErrors
-            raise ValueError(f"{self.file} is no whole table of patches: {error}.") from error
+        frame = run_files.read_patches(self.file)
         missing = [c for c in ("x", "y", "probability") if c not in frame]
         if missing:
             raise ValueError(
                 f"{self.file}: expected columns x, y, probability, found no {', '.join(missing)}. "
                 "Patches without positions cannot be drawn."
             )
-        std = "sd" if "sd" in frame else "std"
-        coords = np.column_stack([self._numbers(frame, c) for c in "xy"])
-        if not np.isfinite(coords).all():
-            raise ValueError(f"{self.file}: found patches without a position x, y. Remove them.")
+        given = {c: frame[c].to_numpy() for c in ("sd", "std", "p_value", "flagged") if c in frame}
+        flagged = given.get("flagged")
+        if flagged is not None:  # none where no patch was tested
+            flagged = None if np.isnan(flagged).all() else np.nan_to_num(flagged) != 0
         return Patches(
-            coords,
-            self._numbers(frame, "probability"),
-            self._numbers(frame, std) if std in frame else None,
-            self._numbers(frame, "p_value") if "p_value" in frame else None,
-            self._flags(frame["flagged"]) if "flagged" in frame else None,
+            frame[["x", "y"]].to_numpy(),
+            frame["probability"].to_numpy(),
+            given.get("sd", given.get("std")),
+            given.get("p_value"),
+            flagged,
         )
-
-    def _numbers(self, frame: pd.DataFrame, column: str) -> np.ndarray:
-        try:
-            return frame[column].to_numpy(dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self.file}: expected numbers in column {column}: {error}."
-            ) from error
-
-    def _flags(self, column: pd.Series) -> np.ndarray | None:
-        """True and False, or 1 and 0; None where no patch was tested."""
-        if column.isna().all():
-            return None
-        words = column.fillna(0).astype(str).str.lower()
-        other = sorted(set(words) - TRUE - FALSE)
-        if other:
-            raise ValueError(f"{self.file}: expected flagged to be 0 or 1, found {other[0]!r}.")
-        return words.isin(TRUE).to_numpy(dtype=bool)
 
 
 def tables(wanted: Wanted) -> list[Table]:
@@ -214,9 +190,9 @@ def _tested(wanted: Wanted) -> set[str] | None:
 def _by_repeat(run: Path) -> dict[str, set[str]]:
     """The slides that each repeat tests; none where the run is no cross-validation."""
     file = run / "predictions.csv"
-    if not file.is_file():
+    if not file.exists():
         return {}
-    frame = pd.read_csv(file, dtype=str, keep_default_na=False)
+    frame = run_files.read_predictions(file, ["slide", "probability"])
     if not {"slide", "repeat"} <= set(frame):
         return {}
     return {str(k): set(own["slide"]) for k, own in frame.groupby("repeat", sort=False)}
@@ -226,14 +202,10 @@ def config(run: Path) -> dict[str, Any]:
     """config.json of the run; empty where there is none."""
     # A table lies in patches/, or in a folder of its coupling or repeat there.
     places = list(run.absolute().parents)[1:3] if run.is_file() else [run]
-    file = next((place / CARD for place in places if (place / CARD).is_file()), None)
+    file = next((place / CARD for place in places if (place / CARD).exists()), None)
     if file is None:
         return {}
-    try:
-        card = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no readable JSON: {error}.") from error
-    return card if isinstance(card, dict) else {}
+    return run_files.read_config(file)
 
 
 def known_sides(card: dict[str, Any], key: str) -> dict[str, Pair]:

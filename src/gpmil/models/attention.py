@@ -31,7 +31,7 @@ from gpmil.coupling import (
 from gpmil.graphs import laplacian
 from gpmil.models import saved_checks
 from gpmil.models.base import InstancePredictions
-from gpmil.models.checks import count, one_of, word_or_number
+from gpmil.models.checks import count, one_of, require_numbers, word_or_number
 from gpmil.models.deep import (
     Batch,
     DeepMIL,
@@ -457,6 +457,7 @@ class AttentionMIL(DeepMIL):
         for network, batch in self._batches(bags):
             rows = slice(bags.offsets[batch.bags[0]], bags.offsets[batch.bags[-1] + 1])
             found[rows] = network.attention(network.embedding(batch.x), batch).cpu().numpy()
+        require_numbers(found)
         return found
 
     def predict_instances(self, bags) -> InstancePredictions:

@@ -1,10 +1,11 @@
-"""Checks of single settings: what was expected, what was found."""
+"""Checks of single settings, and of results: what was expected, what was found."""
 
 import math
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
 
@@ -107,6 +108,17 @@ def check_lengths(lengths: Any, n_inputs: int) -> Float[np.ndarray, " d"]:
             f"of the kernel's inputs; got an array of shape {found.shape} and type {found.dtype}."
         )
     return found.astype(np.float64)
+
+
+def require_numbers(*results: np.ndarray | torch.Tensor) -> None:
+    """Refuse a prediction that is no number: nothing of it may reach a table."""
+    if not all(np.isfinite(a).all() if isinstance(a, np.ndarray) else a.isfinite().all()
+               for a in results):  # fmt: skip
+        raise ValueError(
+            "the model predicts NaN or infinite values for these bags: their features, or the "
+            "numbers of the model, are far out of range. Are they features of another encoder, or "
+            "is the model damaged?"
+        )
 
 
 def plain(value: Any) -> Any:

@@ -31,7 +31,7 @@ from gpmil.models.base import (
     resolve_device,
     training_labels,
 )
-from gpmil.models.checks import count, generator, number, one_of, plain
+from gpmil.models.checks import count, generator, number, one_of, plain, require_numbers
 
 logger = logging.getLogger("gpmil")
 
@@ -486,6 +486,7 @@ class DeepMIL(BagClassifier):
         logit = np.empty(len(bags))
         for network, batch in self._batches(bags):
             logit[batch.bags] = network(batch).cpu().numpy()
+        require_numbers(logit)
         # log P(y = 0) = -log(1 + exp(logit))
         return -np.logaddexp(0, logit), np.zeros(len(bags))
 

@@ -31,7 +31,7 @@ from gpmil.models.base import (
     package_versions,
     training_labels,
 )
-from gpmil.models.checks import count, generator, is_number, one_of, plain
+from gpmil.models.checks import count, generator, is_number, one_of, plain, require_numbers
 
 logger = logging.getLogger("gpmil")
 
@@ -420,7 +420,9 @@ class PseudoLabelMIL(BagClassifier):
     def predict_all(self, bags) -> Predictions:
         """Bags and instances from one pass, cheaper than one for each."""
         bags = self._check_predictable(bags)
-        logit = self._log_odds(self._inputs(bags))
+        with np.errstate(over="ignore", invalid="ignore"):
+            logit = self._log_odds(self._inputs(bags))
+        require_numbers(logit)
         instances = InstancePredictions(expit(logit), logit, np.ones(len(logit)), bags)
         # P(y = 0) = 1 - max_i p_i,  1 - expit(t) = expit(-t)
         log_p = log_expit(-_largest(logit, bags.offsets))

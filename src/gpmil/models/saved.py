@@ -2,11 +2,13 @@
 
 import copy
 import os
+import warnings
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from linear_operator.utils.warnings import NumericalWarning
 from sklearn.utils.validation import check_is_fitted
 
 from gpmil import persistence
@@ -20,6 +22,7 @@ from gpmil.models.sparse import SparseGPModel
 from gpmil.sparse_gp import KERNELS
 
 CPU = torch.device("cpu")
+AGREEMENT = 1e-3  # of the largest number: another machine factors a stiff kernel a little otherwise
 
 
 class Saved(SparseGPModel):
@@ -146,12 +149,28 @@ class Saved(SparseGPModel):
         for name in self.NUMBERS:
             setattr(self, name, fitted[name])
         saved_checks.as_damage("settings", partial(self._check_given, sizes))
+        self._check_posterior()
+
+    def _check_posterior(self) -> None:
+        """q(u) is there twice, whitened and not: both must agree by the kernel of the card."""
         try:
-            self._gp(CPU)
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", NumericalWarning)  # said when it is used
+                gp, q = self._gp(CPU), self._posterior(CPU)
         except RuntimeError as error:
             raise Damaged(
                 f"{persistence.ARRAYS}: inducing_points_: their covariance has no factor ({error})"
             ) from error
+        for name, expected in (
+            ("posterior_mean_", q.mean_u(gp).numpy()),
+            ("posterior_covariance_", q.covariance_u(gp).numpy()),
+        ):
+            apart = np.abs(getattr(self, name) - expected).max()
+            if not apart <= AGREEMENT * np.abs(expected).max():
+                raise Damaged(
+                    f"{persistence.ARRAYS}: {name} does not follow from the whitened posterior, "
+                    "the inducing points and the kernel: one of them is not of this model"
+                )
 
     def _check_given(self, sizes: saved_checks.Symbols) -> None:
         """Settings that are arrays: inducing points, a length for every input."""

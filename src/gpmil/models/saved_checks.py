@@ -40,9 +40,11 @@ def _definite(a: np.ndarray, least: float) -> bool:
     """Symmetric, with no eigenvalue below `least` but for rounding."""
     if not _double(a) or not np.allclose(a, a.T, rtol=1e-6, atol=ROUNDING * np.abs(a).max()):
         return False
-    eye = np.eye(len(a))
+    slack = ROUNDING * np.abs(a).max()
     try:
-        np.linalg.cholesky(a + (ROUNDING * np.abs(a).max() - least) * eye)
+        if least > 0:
+            np.linalg.cholesky(a)  # as predictions will, without any slack
+        np.linalg.cholesky(a + (slack - least) * np.eye(len(a)))
     except np.linalg.LinAlgError:
         return False
     return True
@@ -62,6 +64,7 @@ KINDS: dict[str, tuple[str, Callable[[np.ndarray], bool]]] = {
     "whole": ("int64 numbers", _whole),
     "zero_one": ("int64 numbers 0 and 1", lambda a: _whole(a) and bool(np.isin(a, (0, 1)).all())),
     "float32": ("finite float32 numbers", lambda a: a.dtype == np.float32 and _finite(a)),
+    "orthonormal": ("orthonormal float64 rows", lambda a: _double(a) and _orthonormal(a)),
     "trace": ("float64 numbers", lambda a: a.dtype == np.float64),
 }
 
@@ -70,11 +73,17 @@ def _finite(a: np.ndarray) -> bool:
     return bool(np.isfinite(a).all())
 
 
+def _orthonormal(a: np.ndarray) -> bool:
+    if np.abs(a).max() > 2:  # its square would overflow
+        return False
+    return bool(np.allclose(a @ a.T, np.eye(len(a)), atol=1e-6))
+
+
 # --- The arrays of every model --------------------------------------------------------------------
 FEATURES: Expected = {
     "classes_": ((2,), "classes"),
     "feature_mean_": (("D",), "finite"),
-    "feature_components_": (("d", "D"), "finite"),
+    "feature_components_": (("d", "D"), "orthonormal"),
     "feature_scale_": (("scales",), "positive"),
 }
 SPARSE_GP: Expected = {
