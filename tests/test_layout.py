@@ -63,6 +63,7 @@ LAYERS = [
     "qupath",
     "report",
     "run_labels",
+    "run_files",
     "runs",
     "run_report",
     "viewer",

@@ -401,7 +401,7 @@ def test_load_knows_it(model, cohort, tmp_path, monkeypatch):
 def test_a_damaged_card(model):
     arrays, card = model._saved()
     for change in ({"activation": "eval"}, {"classifier": {"name": "Popen", "settings": {}}}):
-        with pytest.raises(KeyError):
+        with pytest.raises(ValueError, match=next(iter(change))):
             PseudoLabelMIL._from_saved(arrays, copy.deepcopy(card) | change)
     with pytest.raises(ValueError, match="kernel"):
         PseudoLabelMIL._from_saved(arrays, card, kernel=object())

@@ -4,10 +4,13 @@ Libraries raise what they like about a damaged file (`KeyError`, `zlib.error`, `
 `tokenize.TokenError`, ...). Everything that reads a file from outside goes through `reading`.
 """
 
+import json
+import math
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 class BadFile(ValueError):
@@ -33,6 +36,36 @@ def reading(path: Path, what: str, error: type[BadFile] = BadFile) -> Iterator[N
         raise
     except Exception as failure:
         raise error(f"{path} cannot be read as {what}: {reason(failure)}") from failure
+
+
+def read_json(path: Path, error: type[BadFile] = BadFile, finite: bool = True) -> Any:
+    """What a JSON file says; refused where it says something twice, or in no text there is.
+
+    With `finite` also where a number is NaN, infinite or too large for a float.
+    """
+    checks = {"parse_float": _number, "parse_int": _number, "parse_constant": _number}
+    with reading(path, "JSON", error):
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text, object_pairs_hook=_said_once, **(checks if finite else {}))
+        if "\\ud" in text.lower():  # half of a character, which nothing can write again
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return value if any(c in text for c in ".eE") else int(text)
+
+
+def _said_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:60]!r} is there twice")
+    return found
 
 
 def require_regular(path: Path, error: type[BadFile] = BadFile) -> None:

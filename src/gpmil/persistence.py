@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as dump_arrays
+
+from gpmil.foreign import BadFile, read_json, reading, require_regular
 
 FORMAT = "gpmil-model"
 VERSION = 1
 ARRAYS, CARD = "model.safetensors", "model.json"
 DESKTOP = (".DS_Store", "Thumbs.db", "desktop.ini")  # of macOS, whose others begin with ._; Windows
+ADVICE = "Copy the folder again, or fit and save anew."
 
 
 def write(path: str | os.PathLike, arrays: dict[str, np.ndarray], card: dict[str, Any]) -> None:
@@ -92,36 +94,33 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, Any]
     """Arrays and card of a folder that `write` made; a ValueError says what is wrong otherwise."""
     path = Path(path)
     for name in (CARD, ARRAYS):
-        if not (path / name).is_file():
+        if not (path / name).exists():
             raise ValueError(f"no gpmil model at {path}: {name} is missing. Was it saved there?")
+        require_regular(path / name)
     card = _read_card(path / CARD)
-    payload = (path / ARRAYS).read_bytes()
+    with reading(path / ARRAYS, "bytes"):
+        payload = (path / ARRAYS).read_bytes()
     expected = card.get("sha256")
     for name, found in _checksums(payload, card).items():
         if not isinstance(expected, dict) or found != expected.get(name):
             file = path / (ARRAYS if name == "arrays" else CARD)
             raise ValueError(
                 f"{file} is corrupted or belongs to another model (its checksum differs from the "
-                f"one noted in {CARD}). Copy the folder again, or fit and save anew."
+                f"one noted in {CARD}). {ADVICE}"
             )
-    try:
+    with reading(path / ARRAYS, "safetensors"):
         return load_arrays(payload), card
-    except SafetensorError as error:
-        raise ValueError(f"{path / ARRAYS} is no readable safetensors file: {error}.") from error
 
 
 def _read_card(file: Path) -> dict[str, Any]:
     try:
-        card = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{file} is corrupted: not readable as JSON ({error}). "
-            "Copy the folder again, or fit and save anew."
-        ) from error
+        card = read_json(file, finite=False)  # a residual may be infinite
+    except BadFile as error:
+        raise ValueError(f"{error}. The file is corrupted. {ADVICE}") from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         raise ValueError(f"{file} does not describe a gpmil model (format {FORMAT!r} expected).")
     number = card.get("version")
-    if not isinstance(number, int) or number < 1:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ValueError(f"{file} is corrupted: {number!r} is no format version.")
     if number > VERSION:
         raise ValueError(

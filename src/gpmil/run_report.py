@@ -5,7 +5,6 @@ config.json, predictions.csv, labels.csv, metrics.json, patches/, splits.csv and
 there are. `gpmil evaluate` judges by other labels, and gives them with the metrics they make.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil import heatmaps, plots, run_labels, runs
+from gpmil import heatmaps, plots, run_files, run_labels, runs
 from gpmil.bag_checks import count
 from gpmil.models import BagClassifier, load
 from gpmil.report import Picture, Section, Table, page
@@ -68,14 +67,13 @@ class Run:
         given: bool | None = None,
     ) -> "Run":
         """Open a finished run, or one about to be finished; what is given is not read."""
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = runs.read_config(folder)
         if slides is None:
             found = (folder / runs.PREDICTIONS).exists()
             slides = runs.read_predictions(folder) if found else pd.DataFrame()
             slides = run_labels.overlaid(slides, folder) if found else slides
         if metrics is None:
-            file = folder / runs.METRICS
-            metrics = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            metrics = run_files.read_metrics(folder / runs.METRICS)
         if "repeat" in slides and slides["repeat"].nunique() < 2:
             slides = slides.drop(columns="repeat")
         model = load(folder / "model") if (folder / "model").is_dir() else None
@@ -117,7 +115,7 @@ class Run:
         file = place / runs.patch_file(row["slide"])
         if not file.exists():
             return None
-        table = pd.read_csv(file)
+        table = runs.read_patches(file)
         if self.patch_labels is not None:
             table["label"] = self.patch_labels(row["slide"], table)
         return table

@@ -39,7 +39,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from gpmil import metrics
+from gpmil import metrics, run_files
 from gpmil.bags import Bags
 from gpmil.calibration import ReferRule
 from gpmil.models import BagClassifier, InstancePredictions
@@ -57,7 +57,7 @@ ENDING, UNITS = ".csv.gz", ".units"
 RESAMPLES = 1000
 MANY_PATCHES, FEWER_RESAMPLES = 200_000, 200
 LEVEL = 0.9  # of the interval of a slide's probability
-NUMBERS = ("probability", "low", "high", "log_odds", "label")
+NEEDED = ("slide", "patient", "probability", "log_odds", "decision", "label")
 NO_PATIENT = (
     "No patient is known: every slide is taken as a patient of its own. If patients have several "
     "slides, folds leak and intervals are too narrow: give --patient."
@@ -92,8 +92,8 @@ class Workspace:
 
     def pooled(self, units: Sequence[str]) -> pd.DataFrame:
         """The rows of all parts as they were written, digit by digit."""
-        read = {"dtype": str, "keep_default_na": False}
-        return pd.concat([pd.read_csv(self._unit(u), **read) for u in units], ignore_index=True)
+        tables = [run_files.read_table(self._unit(u), "a finished part") for u in units]
+        return pd.concat(tables, ignore_index=True)
 
     def _unit(self, unit: str) -> Path:
         return self.folder / UNITS / f"{unit}.csv"
@@ -269,13 +269,10 @@ def json_bytes(content: Mapping[str, Any]) -> bytes:
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a run; a ValueError where there is none that gpmil wrote."""
     file = folder / CARD if folder.is_dir() else folder
-    if not file.is_file():
+    if not file.exists():
         raise ValueError(f"{folder} is no run of gpmil: there is no {CARD}. Check the path.")
-    try:
-        card = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no readable JSON: {error}.") from error
-    if not isinstance(card, dict) or card.get("format") != FORMAT or "command" not in card:
+    card = run_files.read_config(file)
+    if card.get("format") != FORMAT or not isinstance(card.get("command"), str):
         raise ValueError(f"{file} does not describe a run of gpmil (format {FORMAT!r} expected).")
     return card
 
@@ -530,34 +527,16 @@ def write_patches(
 def read_predictions(folder: Path) -> pd.DataFrame:
     """predictions.csv of a run, with the numbers exactly as they are written."""
     file = folder / PREDICTIONS
-    if not file.is_file():
+    if not file.exists():
         raise ValueError(
             f"{folder} has no {PREDICTIONS}: expected a run of gpmil predict or gpmil cv."
         )
-    frame = pd.read_csv(file, dtype=str, keep_default_na=False)  # a slide may be called NA
-    for column in set(NUMBERS) & set(frame):
-        frame[column] = _exact(frame[column], file)
-    missing = {"slide", "patient", "probability", "label"} - set(frame)
-    if missing:
-        raise ValueError(f"{file} has no column {sorted(missing)}: was it changed by hand?")
-    return frame
+    return run_files.read_predictions(file, NEEDED)
 
 
 def read_patches(file: Path) -> pd.DataFrame:
     """One table of patches."""
-    try:
-        frame = pd.read_csv(file, dtype=str, keep_default_na=False)
-    except (gzip.BadGzipFile, EOFError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise ValueError(f"{file} is no whole table of patches: {error}.") from error
-    return frame.apply(_exact, file=file)
-
-
-def _exact(column: pd.Series, file: Path) -> pd.Series:
-    """Numbers as Python reads them, to the last digit, which pandas does not promise."""
-    try:
-        return column.map(lambda text: float(text) if text else math.nan).astype(float)
-    except ValueError as error:
-        raise ValueError(f"{file}: column {column.name!r}: {error}. Changed by hand?") from error
+    return run_files.read_patches(file)
 
 
 # --- Metrics --------------------------------------------------------------------------------------
@@ -665,8 +644,8 @@ def _plain(estimates: Mapping[str, metrics.Estimate]) -> dict[str, dict[str, Any
 
 def estimate(card: Mapping[str, Any]) -> metrics.Estimate:
     """An estimate as metrics.json has it."""
-    fields: dict[str, Any] = {k: math.nan if v is None else v for k, v in card.items()}
-    return metrics.Estimate(**fields)
+    known = {k: card[k] for k in metrics.Estimate.__dataclass_fields__ if k in card}
+    return metrics.Estimate(**{k: math.nan if v is None else v for k, v in known.items()})
 
 
 def batches(sizes: Int[np.ndarray, " B"], most: int = 20_000) -> Iterator[Int[np.ndarray, " b"]]:

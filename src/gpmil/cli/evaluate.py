@@ -1,6 +1,5 @@
 """`gpmil evaluate`: the predictions of a run against labels, with intervals."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil import run_report, runs
+from gpmil import run_files, run_report, runs
 from gpmil.bag_checks import listed
 from gpmil.cli.options import patient_column, print_line, show_metrics
 from gpmil.io import tables
@@ -75,8 +74,7 @@ def _keep_labels(folder: Path, predictions: pd.DataFrame | None) -> None:
 
 def _facts_of_fit(folder: Path) -> dict[str, Any]:
     """What metrics.json of gpmil fit says of the fit itself, to be kept."""
-    file = folder / runs.METRICS
-    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    before = run_files.read_metrics(folder / runs.METRICS)
     return {"training": before["training"]} if "training" in before else {}
 
 

@@ -22,13 +22,11 @@ from typing import Any, TextIO
 from urllib.parse import unquote
 
 import numpy as np
-import pandas as pd
 import typer
 from rich.console import Console
 from rich.progress import track
 
-from gpmil import __version__, slides
-from gpmil.foreign import BadFile, reading, reason
+from gpmil import __version__, run_files, slides
 from gpmil.graphs import infer_step
 from gpmil.persistence import written_by_someone
 from gpmil.qupath import Patches
@@ -40,7 +38,6 @@ KINDS = ("coupling", "repeat")  # of folders in patches/
 # What a run notes as "units" and "anchor" where positions are not level-0 pixels, top left.
 MICRONS, CENTRE = "microns", "centre"
 SHOWN = 3  # names in a message
-TRUE, FALSE = {"1", "1.0", "true"}, {"0", "0.0", "false"}
 
 Pair = tuple[float, float]
 
@@ -95,47 +92,24 @@ class Table:
 
     def read(self) -> Patches:
         """Positions and predictions; a ValueError names the file and what is wrong with it."""
-        try:
-            with reading(self.file, "a table of patches"):
-                frame = pd.read_csv(self.file)
-        except BadFile as error:
-            why = reason(error.__cause__ or error)
-            raise ValueError(f"{self.file} is no whole table of patches: {why}.") from error
+        frame = run_files.read_patches(self.file)
         missing = [c for c in ("x", "y", "probability") if c not in frame]
         if missing:
             raise ValueError(
                 f"{self.file}: expected columns x, y, probability, found no {', '.join(missing)}. "
                 "Patches without positions cannot be drawn."
             )
-        std = "sd" if "sd" in frame else "std"
-        coords = np.column_stack([self._numbers(frame, c) for c in "xy"])
-        if not np.isfinite(coords).all():
-            raise ValueError(f"{self.file}: found patches without a position x, y. Remove them.")
+        given = {c: frame[c].to_numpy() for c in ("sd", "std", "p_value", "flagged") if c in frame}
+        flagged = given.get("flagged")
+        if flagged is not None:  # none where no patch was tested
+            flagged = None if np.isnan(flagged).all() else np.nan_to_num(flagged) != 0
         return Patches(
-            coords,
-            self._numbers(frame, "probability"),
-            self._numbers(frame, std) if std in frame else None,
-            self._numbers(frame, "p_value") if "p_value" in frame else None,
-            self._flags(frame["flagged"]) if "flagged" in frame else None,
+            frame[["x", "y"]].to_numpy(),
+            frame["probability"].to_numpy(),
+            given.get("sd", given.get("std")),
+            given.get("p_value"),
+            flagged,
         )
-
-    def _numbers(self, frame: pd.DataFrame, column: str) -> np.ndarray:
-        try:
-            return frame[column].to_numpy(dtype=np.float64)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(
-                f"{self.file}: expected numbers in column {column}: {str(error)[:100]}."
-            ) from error
-
-    def _flags(self, column: pd.Series) -> np.ndarray | None:
-        """True and False, or 1 and 0; None where no patch was tested."""
-        if column.isna().all():
-            return None
-        words = column.fillna(0).astype(str).str.lower()
-        other = sorted(set(words) - TRUE - FALSE)
-        if other:
-            raise ValueError(f"{self.file}: expected flagged to be 0 or 1, found {other[0]!r}.")
-        return words.isin(TRUE).to_numpy(dtype=bool)
 
 
 def tables(wanted: Wanted) -> list[Table]:
@@ -224,9 +198,9 @@ def _tested(wanted: Wanted) -> set[str] | None:
 def _by_repeat(run: Path) -> dict[str, set[str]]:
     """The slides that each repeat tests; none where the run is no cross-validation."""
     file = run / "predictions.csv"
-    if not file.is_file():
+    if not file.exists():
         return {}
-    frame = pd.read_csv(file, dtype=str, keep_default_na=False)
+    frame = run_files.read_predictions(file, ["slide", "probability"])
     if not {"slide", "repeat"} <= set(frame):
         return {}
     return {str(k): set(own["slide"]) for k, own in frame.groupby("repeat", sort=False)}
@@ -235,14 +209,7 @@ def _by_repeat(run: Path) -> dict[str, set[str]]:
 def config(run: Path) -> dict[str, Any]:
     """config.json of the run; empty where there is none."""
     place = _run_of(run)
-    if place is None:
-        return {}
-    file = place / CARD
-    try:
-        card = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no readable JSON: {error}.") from error
-    return card if isinstance(card, dict) else {}
+    return {} if place is None else run_files.read_config(place / CARD)
 
 
 def _run_of(run: Path) -> Path | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil import persistence, runs
+from gpmil import persistence, run_files, runs
 from gpmil.bag_checks import listed
 from gpmil.bags import Bags
 from gpmil.cli.options import (
@@ -149,9 +149,9 @@ def _check_agreement(model: BagClassifier, bags: Bags) -> str:
 def _seen(place: Path, bags: Bags) -> str:
     """What to say where slides have names of those that the model was fitted on."""
     file = place.parent / "splits.csv"
-    if not file.is_file():
+    if not file.exists():
         return ""
-    trained = set(pd.read_csv(file, dtype=str, keep_default_na=False)["slide"])
+    trained = set(run_files.read_table(file, "a table of splits", ["slide"])["slide"])
     known = [name for name in bags.names if str(name) in trained]
     if not known:
         return ""

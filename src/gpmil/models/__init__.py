@@ -7,6 +7,7 @@ from gpmil.models.attention import AttentionMIL
 from gpmil.models.base import BagClassifier, InstancePredictions
 from gpmil.models.pooling import MaxPoolMIL, MeanPoolMIL
 from gpmil.models.pseudo_label import PseudoLabelMIL
+from gpmil.models.saved_checks import Damaged
 from gpmil.models.settings import paper_settings
 from gpmil.models.vgpmil import VGPMIL
 from gpmil.models.vgpmil_pr import VGPMILPR, VGPMILPRI
@@ -43,7 +44,5 @@ def load(path: str | os.PathLike, kernel=None) -> BagClassifier:
         )
     try:
         return found._from_saved(arrays, card, kernel)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is corrupted: its description lacks or misnames {error}. Save the model anew."
-        ) from error
+    except Damaged as error:
+        raise ValueError(f"{path} is corrupted: {error}. {persistence.ADVICE}") from error

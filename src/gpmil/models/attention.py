@@ -29,8 +29,9 @@ from gpmil.coupling import (
     instance_rows,
 )
 from gpmil.graphs import laplacian
+from gpmil.models import saved_checks
 from gpmil.models.base import InstancePredictions
-from gpmil.models.checks import count, one_of, word_or_number
+from gpmil.models.checks import count, one_of, require_numbers, word_or_number
 from gpmil.models.deep import (
     Batch,
     DeepMIL,
@@ -401,6 +402,7 @@ class AttentionMIL(DeepMIL):
 
     network_class = AttentionNetwork
     _own_numbers = ("smooth_",)
+    CHECKS = DeepMIL.CHECKS | saved_checks.SMOOTHING
     smooth_: float
 
     def __init__(
@@ -455,6 +457,7 @@ class AttentionMIL(DeepMIL):
         for network, batch in self._batches(bags):
             rows = slice(bags.offsets[batch.bags[0]], bags.offsets[batch.bags[-1] + 1])
             found[rows] = network.attention(network.embedding(batch.x), batch).cpu().numpy()
+        require_numbers(found)
         return found
 
     def predict_instances(self, bags) -> InstancePredictions:
@@ -473,6 +476,27 @@ class AttentionMIL(DeepMIL):
             "smooth": self.smooth_,
             "learn": isinstance(self.smooth, str) and self.smooth_ > 0,
         }
+
+    def _saved_architecture(self, n_inputs: int) -> dict[str, Any]:
+        # smooth and learn depend on the bags, too: without neighbours there is no smoothing
+        smooth = self.architecture_.get("smooth")
+        learned = isinstance(self.smooth, str)
+        return super()._saved_architecture(n_inputs) | {
+            "attention_dim": int(self.attention_dim),
+            "gated": bool(self.gated),
+            "smooth": 0.0 if smooth == 0 else 1.0 if learned else float(self.smooth),
+            "learn": learned and smooth != 0,
+        }
+
+    def _weight_shapes(self) -> dict[str, saved_checks.Shape]:
+        shapes = super()._weight_shapes() | saved_checks.ATTENTION
+        shapes |= saved_checks.GATE if self.gated else {}
+        return shapes | ({"log_alpha": (1,)} if self.architecture_["learn"] else {})
+
+    def _check_network(self, sizes: saved_checks.Symbols) -> None:
+        super()._check_network(sizes)
+        if not self.architecture_["learn"]:
+            saved_checks.check_same("smooth_", self.smooth_, self.architecture_["smooth"])
 
     def _start(self, bags: Bags) -> float:
         """alpha before training; 0 where it has nothing to act on, which is said."""

@@ -1,10 +1,11 @@
-"""Checks of single settings: what was expected, what was found."""
+"""Checks of single settings, and of results: what was expected, what was found."""
 
 import math
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
 
@@ -31,9 +32,20 @@ def number(name: str, value: Any, above: float | None = None, least: float | Non
         wanted += f" > {above:g}"
     if least is not None:
         wanted += f" >= {least:g}"
-    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    good = is_number(value) and math.isfinite(value)
     if not good or (above is not None and value <= above) or (least is not None and value < least):
         raise ValueError(f"{name} must be {wanted}, got {value!r}.")
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that a float can hold, if only as infinity; truth values are none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
+    return True
 
 
 def flag(name: str, value: Any) -> None:
@@ -44,7 +56,7 @@ def flag(name: str, value: Any) -> None:
 
 def share(name: str, value: Any) -> None:
     """Insist on a number between 0 and 1, neither of them."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < 1:
+    if not is_number(value) or not 0 < float(value) < 1:
         raise ValueError(f"{name} must be a number between 0 and 1 (10 % is 0.1), got {value!r}.")
 
 
@@ -96,6 +108,17 @@ def check_lengths(lengths: Any, n_inputs: int) -> Float[np.ndarray, " d"]:
             f"of the kernel's inputs; got an array of shape {found.shape} and type {found.dtype}."
         )
     return found.astype(np.float64)
+
+
+def require_numbers(*results: np.ndarray | torch.Tensor) -> None:
+    """Refuse a prediction that is no number: nothing of it may reach a table."""
+    if not all(np.isfinite(a).all() if isinstance(a, np.ndarray) else a.isfinite().all()
+               for a in results):  # fmt: skip
+        raise ValueError(
+            "the model predicts NaN or infinite values for these bags: their features, or the "
+            "numbers of the model, are far out of range. Are they features of another encoder, or "
+            "is the model damaged?"
+        )
 
 
 def plain(value: Any) -> Any:

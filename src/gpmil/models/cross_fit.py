@@ -134,16 +134,15 @@ class CrossFit:
 
 
 def restore(
-    models: list[Any], arrays: dict[str, np.ndarray], card: dict[str, Any] | None
+    models: list[Any], arrays: dict[str, np.ndarray], calibrator: SlideCalibrator | None
 ) -> CrossFit:
-    """From what `CrossFit.arrays` and the calibrator's card saved."""
-    prefix = "reference."
-    own = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+    """From what `CrossFit.arrays` saved, and the calibrator."""
+    own = {name: arrays[f"reference.{name}"] for name in ("scores", "offsets", "bag")}
     return CrossFit(
         models,
         **{name: arrays[f"cross_fit.{name}"] for name in ARRAYS},
         reference=ConformalReference(**own),
-        calibrator=None if card is None else SlideCalibrator.from_dict(card),
+        calibrator=calibrator,
     )
 
 

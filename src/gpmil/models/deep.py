@@ -22,6 +22,7 @@ from gpmil import calibration, features, persistence
 from gpmil.bags import Bags
 from gpmil.coupling import instance_rows
 from gpmil.features import FeatureMap
+from gpmil.models import saved_checks
 from gpmil.models.base import (
     BagClassifier,
     InstancePredictions,
@@ -30,7 +31,7 @@ from gpmil.models.base import (
     resolve_device,
     training_labels,
 )
-from gpmil.models.checks import count, generator, number, one_of, plain
+from gpmil.models.checks import count, generator, number, one_of, plain, require_numbers
 
 logger = logging.getLogger("gpmil")
 
@@ -485,6 +486,7 @@ class DeepMIL(BagClassifier):
         logit = np.empty(len(bags))
         for network, batch in self._batches(bags):
             logit[batch.bags] = network(batch).cpu().numpy()
+        require_numbers(logit)
         # log P(y = 0) = -log(1 + exp(logit))
         return -np.logaddexp(0, logit), np.zeros(len(bags))
 
@@ -538,6 +540,7 @@ class DeepMIL(BagClassifier):
     # --- Save ---------------------------------------------------------------------------------
 
     _own_numbers: tuple[str, ...] = ()
+    CHECKS: dict[str, saved_checks.Check] = saved_checks.NETWORK_NUMBERS
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the model to a folder (safetensors and JSON); `gpmil.load` reads it."""
@@ -558,25 +561,41 @@ class DeepMIL(BagClassifier):
     def _from_saved(cls, arrays: dict[str, np.ndarray], card: dict[str, Any], kernel=None):
         if kernel is not None:
             raise ValueError(f"a {cls.__name__} has no kernel: load it without kernel=.")
-        model = cls(**card["settings"])
+        settings = saved_checks.mapping(card, "settings")
+        known = cls().get_params(deep=False)
+        del known["device"]
+        saved_checks.check_known("settings", settings, known, cls.__name__)
+        model = cls(**settings)
+        saved_checks.as_damage("settings", model._check_settings)
+        fitted = saved_checks.mapping(card, "fitted")
+        saved_checks.check_numbers(fitted, cls.CHECKS)
+        sizes = saved_checks.check_features(arrays, fitted, model.n_components)
         for name in ARRAYS:
-            optional = name == "feature_components_"
-            setattr(model, name, arrays.get(name) if optional else arrays[name])
+            setattr(model, name, arrays.get(name))
         for name in (*NUMBERS, *cls._own_numbers):
-            setattr(model, name, card["fitted"][name])
+            setattr(model, name, fitted[name])
         model.weights_ = {
             k.removeprefix(WEIGHTS): v for k, v in arrays.items() if k.startswith(WEIGHTS)
         }
-        model._check_weights()
+        model._check_network(sizes)
         return model
 
-    def _check_weights(self) -> None:
-        """A KeyError where saved weights do not fit the network of the saved settings."""
-        expected = {k: tuple(v.shape) for k, v in self._network().state_dict().items()}
-        found = {k: v.shape for k, v in self.weights_.items()}
-        for name in sorted(expected.keys() | found.keys()):
-            if expected.get(name) != found.get(name):
-                raise KeyError(WEIGHTS + name)
+    def _check_network(self, sizes: saved_checks.Symbols) -> None:
+        """Refuse weights that are not of the network that the settings ask for."""
+        expected = self._saved_architecture(sizes["d"])
+        saved_checks.check_same("architecture_", self.architecture_, expected)
+        self.architecture_ = expected  # a whole number may have come as 4.0
+        sizes |= {k: v for k, v in expected.items() if k.endswith("_dim")}
+        kind = "finite" if self.dtype == "float64" else "float32"
+        saved_checks.check_weights(self.weights_, self._weight_shapes(), kind, sizes)
+
+    def _saved_architecture(self, n_inputs: int) -> dict[str, Any]:
+        """The arguments of the network that the settings ask for."""
+        own = {"hidden_dim": int(self.hidden_dim), "dropout": float(self.dropout)}
+        return {"n_inputs": n_inputs, **own}
+
+    def _weight_shapes(self) -> dict[str, saved_checks.Shape]:
+        return saved_checks.NETWORK
 
 
 def check_flag(name: str, value: Any) -> None:

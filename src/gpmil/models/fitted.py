@@ -22,8 +22,9 @@ from gpmil.models.base import (
     log_odds,
     resolve_device,
 )
-from gpmil.models.checks import count, one_of, share
+from gpmil.models.checks import count, one_of, require_numbers, share
 from gpmil.models.saved import Saved
+from gpmil.models.saved_checks import COUPLED_NUMBERS
 from gpmil.orthant import Expansion
 from gpmil.orthant_large import LargeSlide, log_orthant_large
 from gpmil.sparse_gp import Posterior, Predictor, SparseGP, joint, marginal
@@ -126,6 +127,7 @@ class FittedGP(Saved):
 
     OPTIONAL_ARRAYS = (*Saved.OPTIONAL_ARRAYS, "evidence_trace_")
     NUMBERS = (*Saved.NUMBERS, "coupling_", "loo_log_likelihood_", "tuning_trace_")
+    CHECKS = Saved.CHECKS | COUPLED_NUMBERS
 
     coupling_: float
     evidence_trace_: np.ndarray | None  # None where nothing was optimised
@@ -167,6 +169,7 @@ class FittedGP(Saved):
                 x = self._inputs(bags.features[rows], device)
                 mu, variance = marginal(predictor, part, x)
                 mean[rows], std[rows] = mu.cpu().numpy(), variance.sqrt().cpu().numpy()
+        require_numbers(mean, std)
         # p(h_i = 1) = Phi(mu_i / sqrt(S_ii))
         return InstancePredictions(ndtr(mean / std), mean, std, bags)
 
@@ -326,6 +329,7 @@ class FittedGP(Saved):
                 rows = part.rows.cpu().numpy()
                 x = self._inputs(bags.features[rows], device)
                 mu, S = joint(predictor, part.sigma, part.pad(x))
+                require_numbers(mu, S)
                 found = orthant.log_orthant(mu, S, part.mask)
                 sd = S.diagonal(dim1=-2, dim2=-1).sqrt()
                 log_p[part.bags], error[part.bags] = (
@@ -345,6 +349,7 @@ class FittedGP(Saved):
         x = self._inputs(bag.features, CPU)
         mean, variance = torch.empty(len(x)).double(), torch.empty(len(x)).double()
         mean[part.rows], variance[part.rows] = marginal(predictor, part, x[part.rows])
+        require_numbers(mean, variance)
         gp, q = predictor.gp, self._posterior(CPU)
         W = gp.whiten(x)
         precision = sparse_precision(bag.adjacency, strength)

@@ -9,6 +9,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from gpmil.models.base import InstancePredictions
+from gpmil.models.checks import require_numbers
 from gpmil.models.deep import Batch, DeepMIL, Network, linear, segment_max, segment_mean
 
 
@@ -143,5 +144,6 @@ class MaxPoolMIL(DeepMIL):
         for network, batch in self._batches(bags):
             start, stop = bags.offsets[batch.bags[0]], bags.offsets[batch.bags[-1] + 1]
             logit[start:stop] = network.instances(batch).cpu().numpy()
+        require_numbers(logit)
         std = np.full(bags.n_instances, math.pi / math.sqrt(3))
         return InstancePredictions(expit(logit), logit, std, bags)

@@ -5,9 +5,9 @@ integrate over the labels of the instances, these guess them, train, and guess a
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 from gpmil import persistence
 from gpmil.bags import Bags
 from gpmil.graphs import bag_index
+from gpmil.models import saved_checks
 from gpmil.models.base import (
     BagClassifier,
     InstancePredictions,
@@ -30,7 +31,7 @@ from gpmil.models.base import (
     package_versions,
     training_labels,
 )
-from gpmil.models.checks import count, generator, one_of, plain
+from gpmil.models.checks import count, generator, is_number, one_of, plain, require_numbers
 
 logger = logging.getLogger("gpmil")
 
@@ -149,10 +150,8 @@ class Layers:
         return named | {f"layer{k}.bias": b for k, b in enumerate(self.biases)}
 
     @classmethod
-    def restore(cls, arrays: dict[str, np.ndarray], activation: str) -> "Layers":
-        """From what `arrays` named; KeyError where something is missing or unknown."""
-        ACTIVATIONS[activation]
-        n = sum(name.endswith(".weight") for name in arrays)
+    def restore(cls, arrays: dict[str, np.ndarray], n: int, activation: str) -> "Layers":
+        """From what `arrays` named, n layers."""
         return cls(
             [arrays[f"layer{k}.weight"] for k in range(n)],
             [arrays[f"layer{k}.bias"] for k in range(n)],
@@ -373,8 +372,7 @@ class PseudoLabelMIL(BagClassifier):
 
     def _check_shares(self) -> None:
         for name, value in (("top", self.top), ("low", self.low)):
-            known = isinstance(value, Real) and not isinstance(value, bool)
-            if not known or not 0 <= float(value) <= 1:
+            if not is_number(value) or not 0 <= float(value) <= 1:
                 raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}.")
         if self.top + self.low > 1 + 1e-12:
             raise ValueError(
@@ -422,7 +420,9 @@ class PseudoLabelMIL(BagClassifier):
     def predict_all(self, bags) -> Predictions:
         """Bags and instances from one pass, cheaper than one for each."""
         bags = self._check_predictable(bags)
-        logit = self._log_odds(self._inputs(bags))
+        with np.errstate(over="ignore", invalid="ignore"):
+            logit = self._log_odds(self._inputs(bags))
+        require_numbers(logit)
         instances = InstancePredictions(expit(logit), logit, np.ones(len(logit)), bags)
         # P(y = 0) = 1 - max_i p_i,  1 - expit(t) = expit(-t)
         log_p = log_expit(-_largest(logit, bags.offsets))
@@ -477,16 +477,50 @@ class PseudoLabelMIL(BagClassifier):
     def _from_saved(cls, arrays: dict[str, np.ndarray], card: dict[str, Any], kernel=None):
         if kernel is not None:
             raise ValueError("a PseudoLabelMIL has no kernel: load it without kernel=.")
-        model = cls(**card["settings"])
-        if card["classifier"] is not None:
-            model.classifier = _restored(**card["classifier"])
+        settings = saved_checks.mapping(card, "settings")
+        known = cls().get_params(deep=False)
+        del known["classifier"]
+        saved_checks.check_known("settings", settings, known, cls.__name__)
+        model = cls(**settings)
+        if saved_checks.entry(card, "classifier") is not None:
+            model.classifier = _restored(saved_checks.mapping(card, "classifier"))
+        saved_checks.as_damage("settings", model._check_settings)
+        fitted = saved_checks.mapping(card, "fitted")
+        saved_checks.check_numbers(fitted, saved_checks.ROUNDS)
+        sizes = saved_checks.check_features(arrays, fitted, model.n_components)
         for name in ARRAYS:
-            setattr(model, name, arrays.get(name) if "components" in name else arrays[name])
+            setattr(model, name, arrays.get(name))
         for name in NUMBERS:
-            setattr(model, name, card["fitted"][name])
-        model.layers_ = Layers.restore(arrays, card["activation"])
+            setattr(model, name, fitted[name])
+        activation = saved_checks.entry(card, "activation")
+        saved_checks.check_same("activation", activation, model._activation())
+        widths = [sizes["d"], *model._hidden_widths(), 1]
+        shapes = _layer_shapes(widths)
+        saved_checks.check_arrays(arrays, {k: (v, "finite") for k, v in shapes.items()}, sizes)
+        model.layers_ = Layers.restore(arrays, len(widths) - 1, activation)
         model.classifier_ = None
         return model
+
+    def _hidden_widths(self) -> list[int]:
+        """Units between inputs and output, as the settings say."""
+        if self.classifier is None:
+            return [int(self.hidden)]
+        if isinstance(self.classifier, MLPClassifier):
+            return np.atleast_1d(self.classifier.hidden_layer_sizes).tolist()
+        return []
+
+    def _activation(self) -> str:
+        if self.classifier is None:
+            return MLPClassifier().activation
+        return getattr(self.classifier, "activation", Layers.activation)
+
+
+def _layer_shapes(widths: Sequence[int]) -> dict[str, saved_checks.Shape]:
+    """The arrays of layers from the first width to the last."""
+    shapes: dict[str, saved_checks.Shape] = {}
+    for k, (n_in, n_out) in enumerate(pairwise(widths)):
+        shapes |= {f"layer{k}.weight": (n_in, n_out), f"layer{k}.bias": (n_out,)}
+    return shapes
 
 
 def _described(classifier: Any) -> dict[str, Any]:
@@ -504,9 +538,15 @@ def _described(classifier: Any) -> dict[str, Any]:
     return {"name": type(classifier).__name__, "settings": described}
 
 
-def _restored(name: str, settings: dict[str, Any]) -> Any:
+def _restored(card: dict[str, Any]) -> Any:
     """The classifier that `_described` described, not trained; JSON has made lists of tuples."""
-    return STORED[name](**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+    name, settings = saved_checks.entry(card, "name"), saved_checks.mapping(card, "settings")
+    saved_checks.as_damage("classifier", lambda: one_of("name", name, tuple(STORED)))
+    saved_checks.check_known("classifier", settings, STORED[name]().get_params(), name)
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+    classifier = STORED[name](**given)
+    saved_checks.as_damage("classifier", classifier._validate_params)
+    return classifier
 
 
 def _precision(bags: Bags) -> type:

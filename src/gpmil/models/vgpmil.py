@@ -21,7 +21,15 @@ from gpmil.models.base import (
     resolve_device,
     training_labels,
 )
-from gpmil.models.checks import count, flag, generator, number, one_of, word_or_number
+from gpmil.models.checks import (
+    count,
+    flag,
+    generator,
+    number,
+    one_of,
+    require_numbers,
+    word_or_number,
+)
 from gpmil.models.saved import Saved
 from gpmil.sparse_gp import KERNELS
 from gpmil.warn import warn_caller
@@ -222,6 +230,7 @@ class VGPMIL(Saved):
                 variance = (own - found[:, 1:].square().sum(1)).clamp(min=0)
                 mean[rows] = (predictor.c + found[:, 0]).cpu().numpy()
                 std[rows] = variance.sqrt().cpu().numpy()
+                require_numbers(mean[rows], std[rows])
                 probability[rows] = np.exp(logistic.log_expected_sigmoid(mean[rows], std[rows]))
         return InstancePredictions(probability, mean, std, bags)
 

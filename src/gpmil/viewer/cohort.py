@@ -7,7 +7,6 @@ and shows the first; a run with several couplings has a table for each.
 """
 
 import gzip
-import json
 import logging
 import math
 import os
@@ -21,7 +20,8 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from gpmil import __version__, persistence, run_labels, slides
+from gpmil import __version__, persistence, run_files, run_labels, slides
+from gpmil.foreign import BadFile, read_json
 from gpmil.report import CARD, FORMAT
 
 logger = logging.getLogger("gpmil")
@@ -107,7 +107,6 @@ def open_run(folder: Path, name: str | None = None) -> Run:
     config = _config(folder)
     table = _predictions(folder)
     if "coupling" in table:
-        _exact(table["coupling"], folder / PREDICTIONS)  # a part of paths: a number, nothing else
         tables = {str(c): _once(rows) for c, rows in table.groupby("coupling", sort=False)}
     else:
         tables = {"": _once(table)}
@@ -116,43 +115,26 @@ def open_run(folder: Path, name: str | None = None) -> Run:
 
 def _config(folder: Path) -> dict[str, Any]:
     file = folder / CARD
-    if not file.is_file():
+    if not file.exists():
         raise ValueError(f"{folder} is no run of gpmil: there is no {CARD}. Check the path.")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no readable JSON: {error}.") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT or "command" not in config:
+    config = run_files.read_config(file)
+    if config.get("format") != FORMAT or not isinstance(config.get("command"), str):
         raise ValueError(f"{file} does not describe a run of gpmil (format {FORMAT!r} expected).")
     return config
 
 
 def _predictions(folder: Path) -> pd.DataFrame:
     file = folder / PREDICTIONS
-    if not file.is_file():
+    if not file.exists():
         raise ValueError(
             f"{folder} has no {PREDICTIONS}: expected a run of gpmil fit, predict, cv or demo."
         )
-    try:
-        frame = pd.read_csv(file, dtype=str, keep_default_na=False)  # a slide may be called NA
-    except ValueError as error:
-        raise ValueError(f"{file} is no whole table: {error}.") from error
-    missing = [c for c in ("slide", "probability") if c not in frame]
-    if missing:
-        raise ValueError(f"{file} has no column {missing[0]!r}: was it changed by hand?")
+    frame = run_files.read_predictions(file, ["slide", "probability"])
     for name in (*NUMBERS, "label"):
-        frame[name] = _exact(frame[name], file) if name in frame else math.nan
+        frame[name] = frame.get(name, math.nan)
     for name in ("patient", "decision"):
         frame[name] = frame.get(name, "")
     return run_labels.overlaid(frame, folder)
-
-
-def _exact(column: pd.Series, file: Path) -> list[float]:
-    """Numbers as Python reads them, to the last digit."""
-    try:
-        return [float(text) if text else math.nan for text in column]
-    except ValueError as error:
-        raise ValueError(f"{file}: column {column.name!r}: {error}. Changed by hand?") from error
 
 
 def _once(rows: pd.DataFrame) -> pd.DataFrame:
@@ -165,7 +147,11 @@ def _fitted(folder: Path, config: dict[str, Any]) -> float | None:
     settings = as_dict(as_dict(config.get("model")).get("settings"))
     card = model_card(folder, config)
     known = as_dict(card.get("fitted")).get("coupling_", settings.get("coupling"))
-    return float(known) if isinstance(known, int | float) else None
+    return float(known) if _is_finite(known) else None
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def model_card(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -174,10 +160,10 @@ def model_card(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     if place is None:
         return {}
     try:
-        card = json.loads((place / persistence.CARD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return as_dict(read_json(place / persistence.CARD))
+    except BadFile as error:
+        logger.warning("%s", error)
         return {}
-    return as_dict(card)
 
 
 def model_folder(folder: Path, config: dict[str, Any]) -> Path | None:

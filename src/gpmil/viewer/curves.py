@@ -4,7 +4,6 @@ They are of the rows that the page lists (the first repeat of a run), so that a 
 can be clicked and the slides behind it shown.
 """
 
-import json
 import math
 from typing import Any
 
@@ -13,7 +12,8 @@ import pandas as pd
 from jaxtyping import Float, Int
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from gpmil import metrics
+from gpmil import metrics, run_files
+from gpmil.foreign import BadFile
 from gpmil.viewer.cohort import METRICS, Missing, Run
 
 THRESHOLD = 0.5
@@ -42,14 +42,12 @@ def curves(run: Run, asked: str | None = None) -> dict[str, Any]:
 def _judged(run: Run, coupling: str) -> dict[str, Any] | None:
     """The metrics of slides in metrics.json, as they are there."""
     file = run.file(METRICS)
-    if file is None:
-        return None
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        part = found["couplings"][coupling] if coupling else found
-        return part["slides"]["metrics"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        found = {} if file is None else run_files.read_metrics(file)
+    except BadFile as error:
+        raise Missing(str(error)) from error
+    part = found.get("couplings", {}).get(coupling, {}) if coupling else found
+    return part["slides"]["metrics"] if "slides" in part else None
 
 
 def _roc(

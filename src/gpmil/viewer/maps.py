@@ -21,7 +21,8 @@ from matplotlib import colormaps
 from PIL import Image
 from scipy.spatial import cKDTree
 
-from gpmil import qupath
+from gpmil import qupath, run_files
+from gpmil.foreign import BadFile, reading
 from gpmil.graphs import infer_step
 from gpmil.slides import SlideInfo
 from gpmil.viewer.cohort import Cohort, Missing, Run, as_dict
@@ -113,16 +114,17 @@ def stamp(file: Path) -> str:
 def read_table(file: Path) -> dict[str, Column]:
     """Columns of a table of patches; every number is what Python's float makes of its text."""
     try:
-        raw = gzip.decompress(file.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise Missing(f"{file.name} cannot be read: {error}.") from error
-    head, _, body = raw.replace(b"\r\n", b"\n").partition(b"\n")
-    names = head.decode("utf-8", "replace").split(",")
-    try:
-        table = _numbers(body, len(names))
-    except ValueError as error:
-        raise Missing(f"{file.name} is no whole table of patches: {error}.") from error
-    return dict(zip(names, table.T.copy()))
+        with reading(file, "a whole table of patches"):
+            raw = gzip.decompress(file.read_bytes())
+            head, _, body = raw.replace(b"\r\n", b"\n").partition(b"\n")
+            names = head.decode("utf-8").split(",")
+            if len(set(names)) < len(names):
+                raise ValueError("a column is there twice")
+            table = dict(zip(names, _numbers(body, len(names)).T.copy()))
+        run_files.check_patches(table, file)
+    except BadFile as error:
+        raise Missing(str(error)) from error
+    return table
 
 
 def _numbers(body: bytes, width: int) -> Float[np.ndarray, "n c"]:
