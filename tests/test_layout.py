@@ -29,6 +29,7 @@ LAYERS = [
     "orthant",
     "orthant_large",
     "coupled",
+    "classes",
     "bag_checks",
     "bag_positions",
     "bag_tables",

@@ -38,7 +38,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from gpmil import metrics
+from gpmil import classes, metrics
 from gpmil.bags import Bags
 from gpmil.calibration import ReferRule
 from gpmil.models import BagClassifier, InstancePredictions
@@ -283,11 +283,13 @@ def cache_of(card: Mapping[str, Any]) -> Path | None:
 
 def data_card(bags: Bags) -> dict[str, Any]:
     """What a run remembers of its data; the fingerprint changes when they do."""
+    known = bags.metadata.get("classes") or classes.of_codes(bags.labels, bags.class_names)
     return {
         "slides": len(bags),
         "patches": bags.n_instances,
         "features": bags.n_features,
         "fingerprint": fingerprint(bags),
+        "classes": {name: list(facts) for name, facts in known.items()},
     }
 
 

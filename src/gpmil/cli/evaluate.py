@@ -1,7 +1,7 @@
 """`gpmil evaluate`: the predictions of a run against labels, with intervals."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil import run_report, runs
-from gpmil.bag_checks import listed
-from gpmil.cli.options import print_line, show_metrics
+from gpmil import classes, run_report, runs
+from gpmil.bag_checks import all_columns
+from gpmil.cli.options import in_options, print_line, show_metrics
 from gpmil.io import tables
 from gpmil.io.labels import SLIDE_NAMES, join, key
 from gpmil.report import CARD
@@ -27,6 +27,9 @@ class Truth:
     positive: str | None = None
     patient: str | None = None
     patch_labels: Path | None = None
+    negative: str | None = None
+    exclude: str | None = None
+    slide_table: Path | None = None
 
 
 def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
@@ -34,7 +37,7 @@ def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
     config = runs.read_config(folder)
     predictions = runs.read_predictions(folder)
     if truth.labels is not None:
-        predictions = _relabelled(predictions, truth)
+        predictions = _relabelled(predictions, truth, classes_of(config))
     elif not predictions["label"].notna().any():
         raise ValueError(
             f"{folder}: its predictions have no labels: name a table with a row a slide with "
@@ -62,23 +65,41 @@ def _facts_of_fit(folder: Path) -> dict[str, Any]:
     return {"training": before["training"]} if "training" in before else {}
 
 
-def _relabelled(predictions: pd.DataFrame, truth: Truth) -> pd.DataFrame:
+def classes_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Classes that the model of a run was fitted to, {name: [count, role]}; empty if not known."""
+    options = config.get("options", {})
+    if "model" in options:
+        # What was predicted may have other classes, or none: the run of the model knows.
+        known = config["model"].get("classes")
+        fitted = Path(options["model"])
+        if known is None and (fitted / CARD).is_file():
+            known = classes_of(runs.read_config(fitted))
+        return known or {}
+    known = config.get("data", {}).get("classes")
+    positive = options.get("source", {}).get("positive")
+    # Runs of earlier versions noted what was asked for only.
+    return known or ({} if positive is None else {str(positive): [0, classes.POSITIVE]})
+
+
+def _relabelled(predictions: pd.DataFrame, truth: Truth, known: Mapping[str, Any]) -> pd.DataFrame:
     """The predictions with the labels (and patients) of a table; slides without are not judged."""
     assert truth.labels is not None
-    slides = predictions["slide"].tolist()
-    joined = join(slides, truth.labels, truth.slide, truth.label, truth.patient, truth.positive)
-    labels = [_zero_one(value, joined.positive) for value in joined.labels]
-    patients = predictions["patient"] if joined.groups is None else joined.groups
-    missing = len(set(joined.slides_without_label))
-    if missing:
-        print_line(f"{missing} slides without a label are not judged.")
-    return predictions.assign(label=labels, patient=patients)
-
-
-def _zero_one(value: Any, positive: str | None) -> float:
-    if value is None or value == -1:
-        return np.nan
-    return float(value) if positive is None else float(value == positive)
+    place, slides = pd.factorize(predictions["slide"])  # several rows a slide with repeats
+    columns = truth.slide, truth.label, truth.patient
+    said = truth.positive, truth.negative, truth.exclude
+    joined = join(slides.tolist(), truth.labels, *columns, *said, truth.slide_table)
+    labels = joined.labels
+    note = classes.refuse_other_classes(known, labels.classes, "the model")
+    print_line(f"classes: {classes.described(labels.classes)}")
+    for line in filter(None, (note, *labels.notes, classes.of_one_class(labels.classes))):
+        print_line(in_options(line))
+    if joined.slides_without_label:
+        print_line(f"{len(joined.slides_without_label)} slides without a label are not judged.")
+    patients = predictions["patient"]
+    if joined.groups is not None:
+        patients = np.array(joined.groups, dtype=object)[place]
+    codes = np.where(labels.values < 0, np.nan, labels.values)
+    return predictions.assign(label=codes[place], patient=patients)
 
 
 def _patch_labels(path: Path) -> Callable[[str, pd.DataFrame], np.ndarray]:
@@ -90,7 +111,7 @@ def _patch_labels(path: Path) -> Callable[[str, pd.DataFrame], np.ndarray]:
     axes = [axis for axis in "xyz" if axis in header]
     if slide is None or label is None or not axes:
         raise ValueError(
-            f"{path}: expected the columns slide, x, y and label, found {listed(header)}."
+            f"{path}: expected the columns slide, x, y and label, found {all_columns(header)}."
         )
     values = pd.to_numeric(frame[label], errors="coerce")
     if not values.dropna().isin([-1, 0, 1]).all() or (values.isna() & frame[label].notna()).any():

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from gpmil import graphs
+from gpmil import classes, graphs
 from gpmil.bag_checks import UNKNOWN, count, listed, offsets_of
 from gpmil.bags import Bags
 from gpmil.io import steps
 from gpmil.io.cache import Kept, Stored, stored
 from gpmil.io.formats import Listing
-from gpmil.io.labels import Joined, check, join
+from gpmil.io.labels import Joined, join
 from gpmil.io.report import NO_POSITIONS, ReadReport, graph_facts
 
 NEED_STEP = ("grid4", "grid8", "radius")
@@ -21,29 +21,22 @@ NEED_STEP = ("grid4", "grid8", "radius")
 def read(
     listing: Listing,
     labels: Any,
-    slide: str | None,
-    label: str | None,
-    positive: Any,
-    patient: str | None,
+    said: dict[str, Any],
     step: Any,
     graph: str | None,
     skip_bad: bool,
     cache: Any,
 ) -> tuple[Bags, ReadReport]:
-    """The cohort of the listed files."""
+    """The cohort of the listed files; `said` are options of `labels.join`."""
     if graph not in (None, *graphs.GRAPHS):
         raise ValueError(f"graph: expected {', '.join(graphs.GRAPHS)} or None, found {graph!r}.")
     if labels is None:
-        refuse({"slide": slide, "label": label, "positive": positive, "patient": patient})
+        refuse(said)
     else:
-        check(labels, slide, label, patient)
+        join(list(listing.files), labels, **said)  # before hours are spent on the slides
     found = stored(listing, cache, skip_bad)
     names = [s.name for s in found.slides]
-    joined = (
-        _own_labels(found.slides)
-        if labels is None
-        else join(names, labels, slide, label, patient, positive)
-    )
+    joined = _own_labels(found.slides) if labels is None else join(names, labels, **said)
     coords = _coords(found, graph, listing)
     offsets = offsets_of(np.array([s.n for s in found.slides]))
     told = [s.told for s in found.slides]
@@ -58,10 +51,7 @@ def read(
     bags = Bags(
         found.features,
         offsets,
-        labels=joined.labels,
-        positive=joined.positive,
         names=names,
-        groups=joined.groups,
         coords=coords,
         instance_labels=found.instance_labels,
         step=value,
@@ -74,7 +64,7 @@ def read(
             # By name: a part of the cohort has the same metadata.
             "sizes": {s.name: s.told.size for s in found.slides if s.told.size is not None},
         },
-    )
+    )._with_labels(joined.labels, joined.groups)
     notes = [*joined.notes, *guesses, *_notes(found, listing, units)]
     return bags, ReadReport(
         format=found.format,
@@ -93,6 +83,7 @@ def read(
         skipped=(*((name, "no patch") for name in found.empty), *found.bad),
         notes=tuple(notes),
         cache=str(found.folder),
+        classes=joined.labels.classes,
         **graph_facts(bags),
     )
 
@@ -109,9 +100,9 @@ def refuse(options: dict[str, Any]) -> None:
 
 def _own_labels(slides: Sequence[Kept]) -> Joined:
     """The labels that the files hold themselves, where they do."""
-    values = [UNKNOWN if s.told.label is None else s.told.label for s in slides]
-    without = tuple(s.name for s, value in zip(slides, values) if value == UNKNOWN)
-    return Joined(values, None, None, len(slides) - len(without), (), without, (), ())
+    found = classes.encode(s.told.label for s in slides)
+    without = tuple(s.name for s, value in zip(slides, found.values) if value == UNKNOWN)
+    return Joined(found, matched=len(slides) - len(without), slides_without_label=without)
 
 
 def _coords(found: Stored, graph: str | None, listing: Listing) -> np.ndarray | None:

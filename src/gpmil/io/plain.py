@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpmil import classes
 from gpmil.bags import Bags
 from gpmil.io import npz, sicapv2, tables
 from gpmil.io.labels import Joined, join
@@ -43,15 +44,15 @@ def reader(path: Path) -> tuple[Callable[..., dict[str, Bags]], Path] | None:
 def read(
     path: Path,
     labels: Any,
-    slide: str | None,
-    label: str | None,
-    positive: Any,
-    patient: str | None,
+    said: dict[str, Any],
     step: Any,
     graph: str | None,
     format: str | None = None,
 ) -> tuple[Bags, ReadReport]:
-    """A table, an .npz or the SICAPv2 tables as one cohort, splits together."""
+    """A table, an .npz or the SICAPv2 tables as one cohort, splits together.
+
+    `said` are options of `labels.join`.
+    """
     found = reader(path)
     if found is None:
         raise ValueError(f"{path} is no file that can be read. Understood are\n{UNDERSTOOD}")
@@ -61,31 +62,24 @@ def read(
         raise ValueError(f"{path}: expected format {format!r}, found {kind!r}.")
     notes: list[str] = []
     own = labels is None
+    if own and said["slide_table"] is not None:
+        raise ValueError("slide_table= belongs to a table of labels: name that with labels=.")
+    asked = {k: v for k, v in said.items() if v is not None and own}
     if which is tables.read:
-        columns = {"label": label, "patient": patient} if own else _NO_LABELS
-        bags = tables.read(
-            path,
-            slide=slide if own else None,
-            split=None,
-            step=step,
-            graph=graph,
-            positive=positive if own else None,
-            **columns,
-        )["all"]
+        columns = asked if own else _NO_LABELS
+        bags, _, about = tables.whole(path, split=None, step=step, graph=graph, **columns)
+        notes += about
+    elif which is npz.read:
+        _refuse({k: v for k, v in asked.items() if k not in classes.WORDS}, path)
+        bags, split, about = npz.whole(path, step, graph, **asked)
+        notes += [*([] if split is None else [ONE]), *about]
     else:
-        options = {"slide": slide, "label": label, "patient": patient, "positive": positive}
-        _refuse(options if own else {}, path)
-        if which is npz.read:
-            bags, split = npz.whole(path, step=step, graph=graph)
-            if split is not None:
-                notes.append(ONE)
-        else:
-            _refuse({"step": step}, path)
-            bags = sicapv2.whole(path)
-            notes.append(ONE)
-    joined = None if own else join(bags.names.tolist(), labels, slide, label, patient, positive)
+        _refuse(asked | ({} if step is None else {"step": step}), path)
+        bags = sicapv2.whole(path)
+        notes.append(ONE)
+    joined = None if own else join(bags.names.tolist(), labels, **said)
     if joined is not None:
-        bags = relabelled(bags, joined)
+        bags = bags._with_labels(joined.labels, joined.groups)
         notes += joined.notes
     return bags, _report(bags, kind, joined, notes, given=step is not None)
 
@@ -94,27 +88,8 @@ _NO_LABELS: dict[str, Any] = {"label": False, "patient": False}
 
 
 def _refuse(options: dict[str, Any], path: Path) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise ValueError(f"{path} has no choice of {given[0]}: leave {given[0]}= out.")
-
-
-def relabelled(bags: Bags, joined: Joined) -> Bags:
-    """The same bags with the labels and patients of a table."""
-    return Bags(
-        bags.features,
-        bags.offsets,
-        labels=joined.labels,
-        positive=joined.positive,
-        names=bags.names,
-        groups=bags.groups if joined.groups is None else joined.groups,
-        coords=bags.coords,
-        instance_labels=bags.instance_labels,
-        adjacency=bags.adjacency,
-        step=bags.step,
-        graph=bags.graph,
-        metadata=bags.metadata,
-    )
+    for name in options:
+        raise ValueError(f"{path} has no choice of {name}: leave {name}= out.")
 
 
 def _report(
@@ -139,6 +114,7 @@ def _report(
         duplicates=() if joined is None else joined.duplicates,
         skipped=(),
         notes=tuple(notes),
+        classes=bags.metadata.get("classes") or classes.of_codes(bags.labels),
         **graph_facts(bags),
     )
 

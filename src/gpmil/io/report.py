@@ -1,7 +1,7 @@
 """What was read, for people: numbers, guesses and whatever looks alarming."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from gpmil.bag_checks import count, listed
 from gpmil.bag_positions import MANY_INSTANCES
 from gpmil.bags import Bags
+from gpmil.classes import NEGATIVE, POSITIVE, Found, described, named, of_one_class
 
 MANY_ISOLATED = 0.5
 """A larger share of patches without a neighbour is worth a warning."""
@@ -19,6 +20,8 @@ class ReadReport:
     """What `gpmil.io.read_with_report` found, guessed and left out.
 
     `step` says the step and where it came from, `notes` every guess in one sentence,
+    `classes` holds count and role of each class of labels, `positive` and `negative` are the names
+    of those that count as 1 and 0 (several with commas between), None where there is none.
     `edges_per_patch` counts an edge once, `without_edges` names slides of many patches and no
     edge, `skipped` holds (name, reason), `cache` is the folder with the features.
     """
@@ -42,6 +45,17 @@ class ReadReport:
     skipped: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     cache: str | None = None
+    classes: Found = field(default_factory=dict)
+
+    @property
+    def positive(self) -> str | None:
+        """The class that counts as 1."""
+        return named(self.classes, POSITIVE)
+
+    @property
+    def negative(self) -> str | None:
+        """The class that counts as 0."""
+        return named(self.classes, NEGATIVE)
 
     def lines(self) -> list[str]:
         """The report, one fact a line."""
@@ -56,6 +70,7 @@ class ReadReport:
             f"labels: {count(self.matched, 'slide')} with a label, "
             f"{len(self.slides_without_label):,} without, "
             f"{count(len(self.labels_without_slide), 'label')} without a slide",
+            *([f"classes: {described(self.classes)}"] if self.classes else []),
             *([f"features are kept in {self.cache}"] if self.cache else []),
             *(f"left out: {name}: {reason}" for name, reason in self.skipped),
             *(f"note: {note}" for note in self.notes),
@@ -65,6 +80,7 @@ class ReadReport:
         """What is alarming; empty where nothing is."""
         return [
             *self._about_the_graph(),
+            *filter(None, [of_one_class(self.classes)]),
             *(f"{count(len(names), noun)} {what}: {listed(names)}." for names, noun, what in (
                 (self.slides_without_label if self.matched else (), "slide", "without a label"),
                 (self.labels_without_slide, "label", "without a slide"),
