@@ -474,10 +474,32 @@ def test_labels_by_name(labels, positive, names):
     assert bags.class_names == names == bags[[1, 0]].class_names
 
 
-def test_minus_one_with_positive_is_the_negative_class_and_said(caplog):
-    bags = Bags.from_arrays(make_arrays(), labels=[1, -1, 1, -1, -1], positive=1)
-    assert bags.labels.tolist() == [1, 0, 1, 0, 0]
-    assert "-1 was read as the negative class" in said(caplog)[0]
+def test_minus_one_is_the_negative_class_where_it_is_said():
+    labels = {"labels": [1, -1, 1, -1, -1], "positive": 1}
+    with pytest.raises(ValueError, match=r"-1 means unlabelled here.*negative='-1'"):
+        Bags.from_arrays(make_arrays(), **labels)
+    bags = Bags.from_arrays(make_arrays(), **labels, negative=-1)
+    assert bags.labels.tolist() == [1, 0, 1, 0, 0] and bags.class_names == ("-1", "1")
+    bags = Bags.from_arrays(make_arrays(), **labels, exclude="-1")
+    assert bags.labels.tolist() == [1, -1, 1, -1, -1]
+
+
+def test_words_for_labels_that_are_numbers_and_the_other_way_round(caplog):
+    for labels in (
+        [1, 0, 1, 0, None],
+        ["1", "0", "1.0", "0", ""],
+        [True, False, True, False, None],
+    ):
+        for positive in (1, "1", 1.0, True, ["1"]):
+            bags = Bags.from_arrays(make_arrays(), labels=labels, positive=positive)
+            assert bags.labels.tolist() == [1, 0, 1, 0, -1] and bags.class_names == ("0", "1")
+    assert not said(caplog)
+    words = ["Tumour", "tumour ", "Tumour", "benign", "?"]
+    bags = Bags.from_arrays(make_arrays(), labels=words, positive="TUMOUR", exclude="?")
+    assert bags.labels.tolist() == [1, 1, 1, 0, -1] and bags.class_names == ("benign", "Tumour")
+    assert said(caplog) == [
+        "labels: 'Tumour' (2) and 'tumour' (1) are taken as one class, 'Tumour'."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -486,9 +508,9 @@ def test_minus_one_with_positive_is_the_negative_class_and_said(caplog):
         (["a", "b", "a", "b", "a"], None, r"found 'a', 'b'\. .*positive="),
         ([0, 1, 2, 1, 0], None, "found 0, 1, 2"),
         ([0, 1, 0.5, 1, 0], None, "found 0, 1, 0.5"),
-        (["a", "b", "c", "b", None], "a", "found 'a', 'b', 'c'"),
-        (["a", "b", "a", "b", "a"], "z", "positive='z' is not among the values found, 'a', 'b'"),
-        (["a"] * 5, "z", "positive='z' is not among the values found, 'a'"),
+        (["a", "b", "c", "b", None], "a", r"3 classes: 'b' \(2\), 'a' \(1\), 'c' \(1\)"),
+        (["a", "b", "a", "b", "a"], "z", r"positive='z' is not among the classes found, 'a' \(3\)"),
+        (["a"] * 5, "z", r"positive='z' is not among the classes found, 'a' \(5\)"),
         ([0, 1, 0], None, "labels: expected one value a bag, 5 in all, found 3"),
         (np.zeros((5, 1)), None, r"labels: .*found shape \(5, 1\)"),
         ([[0], [1], [0], [1], [0]], None, "labels: expected 0, 1 or -1"),
@@ -913,7 +935,11 @@ def test_frame_equals_arrays():
 @pytest.mark.parametrize(
     ("change", "keywords", "message"),
     [
-        ({}, {"bag": "image"}, "bag: no column 'image'; the columns are slide, label, patient"),
+        (
+            {},
+            {"bag": "image"},
+            "bag: no column 'image'; the columns are 'slide', 'label', 'patient'",
+        ),
         ({}, {"label": "cancer"}, "label: no column 'cancer'"),
         ({}, {"group": "who"}, "group: no column 'who'"),
         ({}, {"instance_label": "t"}, "instance_label: no column 't'"),

@@ -629,9 +629,20 @@ def test_bad_input_gets_one_line_and_leaves_nothing(place, tmp_path):
 
 def test_three_classes_with_a_positive_one(tmp_path):
     data = write_table(tmp_path / "three.csv", label=lambda b: "abc"[b % 3])
-    ran("fit", data, "--positive", "b", "--out", tmp_path / "run", *COUPLED)
+    unsaid = invoke("fit", data, "--positive", "b", "--out", tmp_path / "run", *COUPLED)
+    assert unsaid.exit_code == 2 and "--positive b --negative a,c" in unsaid.stderr
+    said = ["--positive", "b", "--negative", "a", "--exclude", "c"]
+    result = invoke("fit", data, *said, "--out", tmp_path / "run", *COUPLED)
+    assert "classes: b 6 (positive), a 6 (negative), c 6 (left out)" in result.stderr
     splits = pd.read_csv(tmp_path / "run" / "splits.csv")
-    assert splits["label"].sum() == 6
+    assert splits["label"].sum() == 6 and len(splits) == 12
+    card = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert card["data"]["classes"] == {
+        "b": [6, "positive"],
+        "a": [6, "negative"],
+        "c": [6, "left out"],
+    }
+    assert "classes: b 6 (positive), a 6 (negative), c 6 (left out)" in card["read"]
 
 
 def test_unlabelled_slides_are_left_out_of_the_fit(tmp_path, caplog):
@@ -646,7 +657,7 @@ def test_unlabelled_slides_are_left_out_of_the_fit(tmp_path, caplog):
 def test_inspect_says_what_would_be_read(place):
     said = ran("inspect", place / "own.csv")
     assert "18 slides, 162 patches x 4 features" in said
-    assert "classes: 9 positive, 9 negative" in said and "patients: 9" in said
+    assert "classes: '1' 9 (positive), '0' 9 (negative)" in said and "patients: 9" in said
 
 
 def test_doctor_finds_this_installation_healthy():

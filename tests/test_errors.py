@@ -180,7 +180,9 @@ def test_positive_that_no_bag_has(slides):
 
 def test_three_labels(slides):
     words = ["benign", "cancer", "borderline"] * 7 + ["benign"]
-    refused(lambda: changed(slides, labels=words, positive="cancer"), "two values", "'borderline'")
+    refused(
+        lambda: changed(slides, labels=words, positive="cancer"), "3 classes", "'borderline' (7)"
+    )
     refused(lambda: changed(slides, labels=[0, 1, 2] * 7 + [0]), "0, 1 or -1", "2")
 
 

@@ -501,7 +501,11 @@ def test_labels_join_by_stem_and_say_what_is_left(five, tmp_path):
 
 def test_words_need_a_positive_one(five):
     words = table(label=["tumour", "normal", "tumour", None, "normal"])
-    refused(lambda: gpmil.read(five, words), "2 classes: 'normal', 'tumour'", "positive=")
+    refused(
+        lambda: gpmil.read(five, words),
+        "2 classes: 'normal' (2), 'tumour' (2)",
+        "positive='tumour'",
+    )
     bags = gpmil.read(five, words, positive="tumour")
     assert bags.labels.tolist() == [1, 0, 1, -1, 0] and bags.class_names == ("normal", "tumour")
     refused(lambda: gpmil.read(five, words, positive="cancer"), "'cancer'", "'normal'")
@@ -510,8 +514,13 @@ def test_words_need_a_positive_one(five):
 @pytest.mark.parametrize("kinds", [["a", "b", "c", "a", "c"], [0, 1, 2, 0, 2]])
 def test_three_classes(five, kinds):
     refused(lambda: gpmil.read(five, table(label=kinds)), "3 classes", "positive=")
-    bags = gpmil.read(five, table(label=kinds), positive=kinds[2])
-    assert bags.labels.tolist() == [0, 0, 1, 0, 1]
+    a, b, c = kinds[:3]
+    both = f"Say what '{a}' and '{b}' are, as in positive='{c}', negative='{a},{b}'"
+    refused(lambda: gpmil.read(five, table(label=kinds), positive=c), f"'{c}' (2)", both)
+    bags = gpmil.read(five, table(label=kinds), positive=c, negative=[a, b])
+    assert bags.labels.tolist() == [0, 0, 1, 0, 1] and bags.class_names == (f"{a},{b}", str(c))
+    bags = gpmil.read(five, table(label=kinds), positive=c, exclude=b)
+    assert bags.labels.tolist() == [0, -1, 1, 0, 1] and bags.class_names == (str(a), str(c))
 
 
 def test_labels_that_are_numbers_in_disguise(five):
@@ -525,7 +534,9 @@ def test_minus_one_beside_two_classes_is_unlabelled(five):
     assert gpmil.read(five, three, positive=1).labels.tolist() == [1, -1, 0, 1, 0]
     assert gpmil.read(five, three, positive="0").labels.tolist() == [0, -1, 1, 0, 1]
     two = table(label=[1, -1, -1, 1, None])
-    assert gpmil.read(five, two, positive=1).labels.tolist() == [1, 0, 0, 1, -1]
+    refused(lambda: gpmil.read(five, two, positive=1), "-1 means unlabelled", "negative='-1'")
+    assert gpmil.read(five, two, positive=1, negative=-1).labels.tolist() == [1, 0, 0, 1, -1]
+    assert gpmil.read(five, two, positive=1, exclude=-1).labels.tolist() == [1, -1, -1, 1, -1]
 
 
 def test_rows_that_contradict_each_other(five):

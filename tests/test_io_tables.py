@@ -338,7 +338,7 @@ def test_npz_bags_without_an_instance(cohort, tmp_path, said):
         ({"X": np.zeros(5)}, (), "X: expected rows and columns"),
         ({"y_bag": np.zeros(2)}, (), "y_bag"),
         ({"split": np.array(["a", "b"])}, (), "split"),
-        ({"y_bag": np.full(22, 3)}, (), "expected 0, 1 or -1"),
+        ({"y_bag": np.full(22, 3)}, (), "expected 0 and 1 (-1 or empty: unlabelled)"),
         ({"bag_id": np.array([None] * 22)}, (), "cannot be read"),
     ],
 )

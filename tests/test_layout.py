@@ -33,6 +33,7 @@ LAYERS = [
     "orthant_large",
     "coupled",
     "extraction",
+    "classes",
     "bag_checks",
     "bag_positions",
     "bag_tables",

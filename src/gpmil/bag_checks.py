@@ -14,6 +14,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 from scipy.sparse import issparse
 
+from gpmil import classes
 from gpmil.graphs import Offsets
 
 logger = logging.getLogger("gpmil")
@@ -49,6 +50,23 @@ def listed(values: Iterable[Any]) -> str:
     words = list(dict.fromkeys(f"'{v}'" if isinstance(v, str) else str(v) for v in values))
     more = f", ... ({len(words)} in all)" if len(words) > SHOWN else ""
     return ", ".join(words[:SHOWN]) + more
+
+
+def all_columns(names: Iterable[Any]) -> str:
+    """Every column of a table, for a message; those numbered alike, as features are, in one.
+
+    >>> all_columns(["Slide", "x", *(f"f{k}" for k in range(1024))])
+    "'Slide', 'x', 'f0' to 'f1023'"
+    """
+    alike: dict[str, list[str]] = {}
+    for name in map(str, names):
+        beginning = name.rstrip("0123456789")
+        alike.setdefault(beginning if beginning != name else f"{name} ", []).append(name)
+    several = [
+        [f"'{group[0]}' to '{group[-1]}'"] if len(group) > 3 else [f"'{n}'" for n in group]
+        for group in alike.values()
+    ]
+    return ", ".join(word for words in several for word in words)
 
 
 # ------------------------------------------------------------------ arrays and lists
@@ -208,41 +226,26 @@ def as_groups(groups: Any, names: np.ndarray) -> np.ndarray | None:
 # ------------------------------------------------------------------ labels
 
 
-def encode_labels(labels: Any, n_bags: int, positive: Any) -> tuple[PerBag, tuple[str, str] | None]:
-    """0, 1 or -1 a bag, and the names of classes 0 and 1 where `positive` chose them."""
+def encode_labels(
+    labels: Any, n_bags: int, positive: Any, negative: Any = None, exclude: Any = None
+) -> tuple[PerBag, tuple[str, str] | None]:
+    """0, 1 or -1 a bag, and the names of classes 0 and 1 where they were chosen by name."""
     if labels is None:
         return np.full(n_bags, UNKNOWN), None
     values = column(labels, "labels", n_bags)
-    if positive is not None:
-        return _encode_by_name(values, positive)
-    encoded = _zero_one(values)
-    if encoded is None:
-        raise ValueError(
-            f"labels: expected 0, 1 or -1 (unlabelled), found {listed(values)}. "
-            'With other labels say which one is positive, as in positive="cancer".'
-        )
-    return encoded, None
-
-
-def _encode_by_name(values: np.ndarray, positive: Any) -> tuple[PerBag, tuple[str, str]]:
-    """`positive` is 1, the other value 0, missing -1."""
-    codes, found = factorize(values, "labels")
-    encoded = [int(v == positive) for v in found]
-    others = [v for v, is_positive in zip(found, encoded) if not is_positive]
-    if others and 1 not in encoded:
-        raise ValueError(
-            f"labels: positive={positive!r} is not among the values found, {listed(others)}"
-        )
-    if len(others) > 1:
-        raise ValueError(
-            f"labels: expected two values, {positive!r} and one other, found {listed(found)}. "
-            "Merge some, or make them None (unlabelled)."
-        )
-    if others and others[0] == UNKNOWN:
-        logger.warning("labels: with positive=%r, -1 was read as the negative class", positive)
-    negative = str(others[0]) if others else f"not {positive}"
-    # Code -1, missing, takes the last entry.
-    return np.array([*encoded, UNKNOWN])[codes], (negative, str(positive))
+    if positive is None and negative is None and exclude is None:
+        encoded = _zero_one(values)
+        if encoded is None:
+            raise ValueError(
+                f"labels: expected 0, 1 or -1 (unlabelled), found {listed(values)}. "
+                'With other labels say which one is positive, as in positive="cancer".'
+            )
+        return encoded, None
+    factorize(values, "labels")  # refuses what is neither text nor a number
+    found = classes.encode(values, positive, negative, exclude)
+    for note in found.notes:
+        logger.warning("labels: %s", note)
+    return found.values, found.names
 
 
 def encode_instance_labels(labels: Any, n: int) -> PerInstance:

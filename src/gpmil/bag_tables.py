@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from gpmil import graphs
-from gpmil.bag_checks import count, factorize, listed, offsets_of, refuse_same_names
+from gpmil.bag_checks import all_columns, count, factorize, listed, offsets_of, refuse_same_names
 
 logger = logging.getLogger("gpmil")
 
@@ -35,10 +35,9 @@ class Table:
         """Raise ValueError if a column is missing, listing those there are."""
         missing = [c for c in columns if c not in self.df.columns]
         if missing:
-            there = ", ".join(str(c) for c in self.df.columns[:20])
             raise ValueError(
-                f"{argument}: no column {listed(missing)}; the columns are {there}"
-                f"{', ...' if self.df.shape[1] > 20 else ''}"
+                f"{argument}: no column {listed(missing)}; the columns are "
+                f"{all_columns(self.df.columns)}"
             )
 
     def label_column(self, label: str | None) -> str | None:

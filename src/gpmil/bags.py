@@ -21,6 +21,7 @@ from gpmil import extraction, graphs
 from gpmil.bag_checks import UNKNOWN, PerBag, PerInstance, count, listed, offsets_of
 from gpmil.bag_positions import Steps
 from gpmil.bag_tables import Table
+from gpmil.classes import Labels
 from gpmil.graphs import Coords, Offsets
 
 ROOM = 1 << 28  # bytes of a subset of a file that are read into memory
@@ -42,8 +43,7 @@ class Bags:
     offsets : (B + 1,)
         Bag b is rows ``offsets[b]:offsets[b + 1]``; at least one row a bag.
     labels : (B,), optional
-        0 or 1, -1 or missing: unlabelled.  Any other two values need `positive`; then only
-        missing (None, NaN) means unlabelled.
+        0 or 1, -1 or missing: unlabelled.  Any others need `positive`.
     names : (B,), optional
         Default "bag0", "bag1", ...  `from_arrays` and `from_frame` refuse a name given twice.
     groups : (B,), optional
@@ -65,8 +65,9 @@ class Bags:
         `facts` are those that models compare.
     edges : one array a bag, optional
         (E, 2) local indices or (E, 3) with weights; coordinates then serve maps only.
-    positive : optional
-        The label that counts as 1; the other one becomes 0.
+    positive, negative, exclude : optional
+        The labels that count as 1, as 0 and as unlabelled: a value, several ("a,b" or a list),
+        or a comparison such as ">=2".  Of two classes one is enough, of more each must be said.
     radius, n_neighbors
         For graph="radius" (default 1.5 steps) and graph="knn".
 
@@ -119,12 +120,14 @@ class Bags:
         positive: Any = None,
         radius: Any = None,
         n_neighbors: int = 8,
+        negative: Any = None,
+        exclude: Any = None,
     ) -> None:
         features = checks.as_features(features, "features")
         offsets = checks.as_offsets(offsets, len(features))
         names = checks.as_names(names, len(offsets) - 1)
         checks.require_instances(offsets, names)
-        labels, class_names = checks.encode_labels(labels, len(names), positive)
+        labels, class_names = checks.encode_labels(labels, len(names), positive, negative, exclude)
         instance_labels = checks.encode_instance_labels(instance_labels, len(features))
         checks.mention_contradictions(instance_labels, labels, offsets, names)
         coords = positions.as_coords(coords, offsets, names)
@@ -172,6 +175,8 @@ class Bags:
         radius: Any = None,
         n_neighbors: int = 8,
         metadata: Mapping[str, Any] | None = None,
+        negative: Any = None,
+        exclude: Any = None,
     ) -> "Bags":
         """A cohort from one (n_b, D) array a bag.
 
@@ -209,6 +214,8 @@ class Bags:
             positive=positive,
             radius=radius,
             n_neighbors=n_neighbors,
+            negative=negative,
+            exclude=exclude,
         )
 
     @classmethod
@@ -227,6 +234,8 @@ class Bags:
         radius: Any = None,
         n_neighbors: int = 8,
         metadata: Mapping[str, Any] | None = None,
+        negative: Any = None,
+        exclude: Any = None,
     ) -> "Bags":
         """A cohort from a table with one row an instance.
 
@@ -263,6 +272,8 @@ class Bags:
             positive=positive,
             radius=radius,
             n_neighbors=n_neighbors,
+            negative=negative,
+            exclude=exclude,
         )
 
     # -------------------------------------------------------------- facts
@@ -374,6 +385,27 @@ class Bags:
             _metadata=self._metadata,
         )
         return subset
+
+    def _with_labels(self, found: Labels, groups: Any = None) -> "Bags":
+        """The same bags with other labels, and other groups where they are given."""
+        checks.mention_contradictions(self.instance_labels, found.values, self.offsets, self.names)
+        other = object.__new__(type(self))
+        other._store(
+            **self.__dict__
+            | {
+                "labels": found.values,
+                "class_names": found.names,
+                "groups": self.groups if groups is None else checks.as_groups(groups, self.names),
+                "_metadata": self._metadata | {"classes": found.classes},
+            }
+        )
+        return other
+
+    def _with_groups(self, groups: Any) -> "Bags":
+        """The same bags, of other groups."""
+        other = object.__new__(type(self))
+        other._store(**self.__dict__ | {"groups": checks.as_groups(groups, self.names)})
+        return other
 
     # -------------------------------------------------------------- immutability
 

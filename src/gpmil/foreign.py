@@ -43,7 +43,8 @@ def read_json(path: Path, error: type[BadFile] = BadFile, finite: bool = True) -
 
     With `finite` also where a number is NaN, infinite or too large for a float.
     """
-    checks = {"parse_float": _number, "parse_int": _number, "parse_constant": _number}
+    kinds = ("parse_float", "parse_int", "parse_constant")
+    checks: dict[str, Any] = dict.fromkeys(kinds, _number)
     with reading(path, "JSON", error):
         text = path.read_text(encoding="utf-8")
         found = json.loads(text, object_pairs_hook=_said_once, **(checks if finite else {}))

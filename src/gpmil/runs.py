@@ -39,7 +39,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from gpmil import metrics, run_files
+from gpmil import classes, metrics, run_files
 from gpmil.bags import Bags
 from gpmil.calibration import ReferRule
 from gpmil.models import BagClassifier, InstancePredictions
@@ -285,11 +285,13 @@ def cache_of(card: Mapping[str, Any]) -> Path | None:
 
 def data_card(bags: Bags) -> dict[str, Any]:
     """What a run remembers of its data; the fingerprint changes when they do."""
+    known = bags.metadata.get("classes") or classes.of_codes(bags.labels, bags.class_names)
     return {
         "slides": len(bags),
         "patches": bags.n_instances,
         "features": bags.n_features,
         "fingerprint": fingerprint(bags),
+        "classes": {name: list(facts) for name, facts in known.items()},
     }
 
 
@@ -644,6 +646,7 @@ def _plain(estimates: Mapping[str, metrics.Estimate]) -> dict[str, dict[str, Any
 
 def estimate(card: Mapping[str, Any]) -> metrics.Estimate:
     """An estimate as metrics.json has it."""
+    known: dict[str, Any]
     known = {k: card[k] for k in metrics.Estimate.__dataclass_fields__ if k in card}
     return metrics.Estimate(**{k: math.nan if v is None else v for k, v in known.items()})
 

@@ -36,7 +36,7 @@ class OneLineErrors(TyperGroup):
             code = _complain(error.format_message())
         except (ValueError, OSError) as error:
             logger.debug("where it happened:", exc_info=True)
-            code = _complain(str(error))
+            code = _complain(options.in_options(str(error)))
         if code == INTERRUPTED:
             typer.echo("gpmil: interrupted, no folder was written", err=True)
         sys.exit(code)
@@ -117,9 +117,12 @@ def _paper(
         ),
     ] = None,
     labels: options.Labels = None,
+    slide_table: options.SlideTable = None,
     slide: options.SlideColumn = None,
     label: options.LabelColumn = None,
     positive: options.Positive = None,
+    negative: options.Negative = None,
+    exclude: options.Exclude = None,
     patient: options.PatientColumn = None,
     step: options.Step = None,
     graph: options.Graph = "grid4",
@@ -158,10 +161,9 @@ def _paper(
     """Every table and figure of the paper's experiments, beside its own numbers."""
     from gpmil.cli import paper
 
-    given = None if labels is None else str(labels)
-    source = options.Source(
-        "", given, slide, label, positive, patient, step, graph, format, skip_bad
-    )
+    columns = slide, label, positive, patient
+    reading = step, graph, format, skip_bad
+    source = _source("", labels, *columns, *reading, negative, exclude, slide_table)
     paper.run(
         paper.Options(
             out,
@@ -187,9 +189,12 @@ def _paper(
 def _inspect(
     data: options.DataArgument,
     labels: options.Labels = None,
+    slide_table: options.SlideTable = None,
     slide: options.SlideColumn = None,
     label: options.LabelColumn = None,
     positive: options.Positive = None,
+    negative: options.Negative = None,
+    exclude: options.Exclude = None,
     patient: options.PatientColumn = None,
     step: options.Step = None,
     graph: options.Graph = "grid4",
@@ -200,7 +205,9 @@ def _inspect(
     """Say what would be read: slides, patches, grid, labels, and what looks wrong."""
     from gpmil.cli import inspect
 
-    source = _source(data, labels, slide, label, positive, patient, step, graph, format, skip_bad)
+    columns = slide, label, positive, patient
+    reading = step, graph, format, skip_bad
+    source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
     inspect.run(source, cache)
 
 
@@ -210,9 +217,12 @@ def _fit(
     out: options.Out,
     data: options.MaybeData = None,
     labels: options.Labels = None,
+    slide_table: options.SlideTable = None,
     slide: options.SlideColumn = None,
     label: options.LabelColumn = None,
     positive: options.Positive = None,
+    negative: options.Negative = None,
+    exclude: options.Exclude = None,
     patient: options.PatientColumn = None,
     step: options.Step = None,
     graph: options.Graph = "grid4",
@@ -232,7 +242,9 @@ def _fit(
         from gpmil.cli import fit
 
         return fit.repeat(config, out, cache)
-    source = _source(data, labels, slide, label, positive, patient, step, graph, format, skip_bad)
+    columns = slide, label, positive, patient
+    reading = step, graph, format, skip_bad
+    source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
     from gpmil import runs
     from gpmil.cli import fit
 
@@ -247,9 +259,12 @@ def _cv(
     out: options.Out,
     data: options.MaybeData = None,
     labels: options.Labels = None,
+    slide_table: options.SlideTable = None,
     slide: options.SlideColumn = None,
     label: options.LabelColumn = None,
     positive: options.Positive = None,
+    negative: options.Negative = None,
+    exclude: options.Exclude = None,
     patient: options.PatientColumn = None,
     step: options.Step = None,
     graph: options.Graph = "grid4",
@@ -278,7 +293,9 @@ def _cv(
         from gpmil.cli import cv
 
         return cv.repeat(config, out, cache)
-    source = _source(data, labels, slide, label, positive, patient, step, graph, format, skip_bad)
+    columns = slide, label, positive, patient
+    reading = step, graph, format, skip_bad
+    source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
     from gpmil import runs
     from gpmil.cli import cv
 
@@ -299,9 +316,12 @@ def _predict(
     ] = None,
     data: options.MaybeData = None,
     labels: options.Labels = None,
+    slide_table: options.SlideTable = None,
     slide: options.SlideColumn = None,
     label: options.LabelColumn = None,
     positive: options.Positive = None,
+    negative: options.Negative = None,
+    exclude: options.Exclude = None,
     patient: options.PatientColumn = None,
     step: options.Step = None,
     graph: options.Graph = "grid4",
@@ -338,7 +358,9 @@ def _predict(
     from gpmil import runs
     from gpmil.cli import predict
 
-    source = _source(data, labels, slide, label, positive, patient, step, graph, format, skip_bad)
+    columns = slide, label, positive, patient
+    reading = step, graph, format, skip_bad
+    source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
     wanted = predict.Wanted(str(model), coupling, device, allow_mismatch)
     asked = runs.Asked(rate, alpha, interval_patches, batch)
     return predict.run(source, wanted, asked, out, cache)
@@ -350,9 +372,12 @@ def _evaluate(
         Path, typer.Argument(help="A run of gpmil predict or gpmil cv.", show_default=False)
     ],
     labels: options.Labels = None,
+    slide_table: options.SlideTable = None,
     slide: options.SlideColumn = None,
     label: options.LabelColumn = None,
     positive: options.Positive = None,
+    negative: options.Negative = None,
+    exclude: options.Exclude = None,
     patient: options.PatientColumn = None,
     patch_labels: Annotated[
         Path | None, typer.Option(help="Table with a row a patch: slide, x, y, label.")
@@ -364,7 +389,8 @@ def _evaluate(
     """Judge the predictions of a run by a table of labels, with intervals."""
     from gpmil.cli import evaluate
 
-    truth = evaluate.Truth(labels, slide, label, positive, patient, patch_labels)
+    columns = slide, label, positive, patient
+    truth = evaluate.Truth(labels, *columns, patch_labels, negative, exclude, slide_table)
     evaluate.run(run, truth, out)
 
 
@@ -378,7 +404,7 @@ def _doctor() -> None:
 
 
 def _source(
-    data: Path | None,
+    data: Path | str | None,
     labels: Path | None,
     slide: str | None,
     label: str | None,
@@ -388,12 +414,26 @@ def _source(
     graph: str,
     format: str | None,
     skip_bad: bool,
+    negative: str | None,
+    exclude: str | None,
+    slide_table: Path | None,
 ) -> options.Source:
     if data is None:
         raise typer.BadParameter("Missing argument 'DATA': a folder of feature files or a table.")
-    given = None if labels is None else str(labels)
     return options.Source(
-        str(data), given, slide, label, positive, patient, step, graph, format, skip_bad
+        str(data),
+        None if labels is None else str(labels),
+        slide,
+        label,
+        positive,
+        patient,
+        step,
+        graph,
+        format,
+        skip_bad,
+        negative,
+        exclude,
+        None if slide_table is None else str(slide_table),
     )
 
 

@@ -29,7 +29,7 @@ from gpmil.cli.options import (
     write_report,
 )
 from gpmil.io import tables
-from gpmil.io.labels import SLIDE_NAMES, key
+from gpmil.io.labels import column_of, key, read_table
 from gpmil.models import BagClassifier
 from gpmil.models.base import package_versions
 from gpmil.models.checks import count
@@ -273,7 +273,7 @@ def _sites(bags: Bags, column: str, source: Source) -> Shaped[np.ndarray, " B"]:
     path = Path(source.labels or source.data)
     if not (path.is_file() and tables.is_table(path)):
         raise ValueError(f"--site {column}: name the table that has this column with --labels.")
-    frame, slide = _slide_table(path, source.slide)
+    frame, slide = _slide_table(path, source.slide, source.slide_table, source.patient)
     tables.require([column], list(frame), str(path), "--site")
     known = frame[frame[column].notna()]
     site = dict(zip(known[slide].map(key), known[column]))
@@ -286,15 +286,15 @@ def _sites(bags: Bags, column: str, source: Source) -> Shaped[np.ndarray, " B"]:
     return np.array([site[key(name)] for name in bags.names])
 
 
-def _slide_table(path: Path, given: str | None = None) -> tuple[pd.DataFrame, str]:
+def _slide_table(
+    path: Path,
+    given: str | None = None,
+    slide_table: str | None = None,
+    patient: str | None = None,
+) -> tuple[pd.DataFrame, str]:
     """A table with a column of slides, all as text, and the name of that column."""
-    frame = tables.read_frame(path, rows="slide", dtype=str)
-    slide = given or tables.like(SLIDE_NAMES, list(frame))
-    if slide is None or slide not in frame:
-        raise ValueError(
-            f"{path}: expected a column with the slide, such as 'slide'; found {listed(frame)}."
-        )
-    return frame, slide
+    where, frame, _ = read_table(path, slide_table, given, patient)
+    return frame, column_of("slide", given, frame, where)
 
 
 def _given(bags: Bags, path: Path) -> Iterator[Split]:

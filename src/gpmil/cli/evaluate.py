@@ -1,6 +1,6 @@
 """`gpmil evaluate`: the predictions of a run against labels, with intervals."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil import run_files, run_report, runs
-from gpmil.bag_checks import listed
-from gpmil.cli.options import patient_column, print_line, show_metrics
+from gpmil import classes, run_files, run_report, runs
+from gpmil.bag_checks import all_columns
+from gpmil.cli.options import in_options, patient_column, print_line, show_metrics
 from gpmil.io import tables
 from gpmil.io.labels import SLIDE_NAMES, join, key
 from gpmil.report import CARD
@@ -27,13 +27,16 @@ class Truth:
     positive: str | None = None
     patient: str | None = None
     patch_labels: Path | None = None
+    negative: str | None = None
+    exclude: str | None = None
+    slide_table: Path | None = None
 
 
 def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
     """Write metrics.json, labels and page into the run (or metrics to `out`), and print them."""
     config = runs.read_config(folder)
     own = runs.read_predictions(folder)
-    predictions = _labelled(own, truth, folder)
+    predictions = _labelled(own, truth, folder, classes_of(config))
     if not predictions["label"].notna().any():
         raise ValueError(
             f"{folder}: its predictions have no labels: name a table with a row a slide with "
@@ -57,10 +60,12 @@ def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
     print_line(f"Written to {out or folder / runs.METRICS}.")
 
 
-def _labelled(own: pd.DataFrame, truth: Truth, folder: Path) -> pd.DataFrame:
+def _labelled(
+    own: pd.DataFrame, truth: Truth, folder: Path, known: Mapping[str, Any]
+) -> pd.DataFrame:
     """With the labels given now; else those of the run, else those it was given before."""
     if truth.labels is not None:
-        return _relabelled(own, truth)
+        return _relabelled(own, truth, known)
     return own if own["label"].notna().any() else overlaid(own, folder)
 
 
@@ -78,26 +83,42 @@ def _facts_of_fit(folder: Path) -> dict[str, Any]:
     return {"training": before["training"]} if "training" in before else {}
 
 
-def _relabelled(predictions: pd.DataFrame, truth: Truth) -> pd.DataFrame:
+def classes_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Classes that the model of a run was fitted to, {name: [count, role]}; empty if not known."""
+    options = config.get("options", {})
+    if "model" in options:
+        # What was predicted may have other classes, or none: the run of the model knows.
+        known = config["model"].get("classes")
+        fitted = Path(options["model"])
+        if known is None and (fitted / CARD).is_file():
+            known = classes_of(runs.read_config(fitted))
+        return known or {}
+    known = config.get("data", {}).get("classes")
+    positive = options.get("source", {}).get("positive")
+    # Runs of earlier versions noted what was asked for only.
+    return known or ({} if positive is None else {str(positive): [0, classes.POSITIVE]})
+
+
+def _relabelled(predictions: pd.DataFrame, truth: Truth, known: Mapping[str, Any]) -> pd.DataFrame:
     """The predictions with the labels (and patients) of a table; slides without are not judged."""
     assert truth.labels is not None
-    slides = predictions["slide"].tolist()
+    place, slides = pd.factorize(predictions["slide"])  # several rows per slide with repeats
     patient = patient_column(truth.patient)
-    joined = join(slides, truth.labels, truth.slide, truth.label, patient, truth.positive)
-    labels = [_zero_one(value, joined.positive) for value in joined.labels]
-    patients = predictions["patient"] if joined.groups is None else joined.groups
-    if patient is False:
-        patients = ""
-    missing = len(set(joined.slides_without_label))
-    if missing:
-        print_line(f"{missing} slides without a label are not judged.")
-    return predictions.assign(label=labels, patient=patients)
-
-
-def _zero_one(value: Any, positive: str | None) -> float:
-    if value is None or value == -1:
-        return np.nan
-    return float(value) if positive is None else float(value == positive)
+    said = truth.positive, truth.negative, truth.exclude
+    columns = truth.slide, truth.label, patient
+    joined = join(slides.tolist(), truth.labels, *columns, *said, truth.slide_table)
+    labels = joined.labels
+    note = classes.refuse_other_classes(known, labels.classes, "the model")
+    print_line(f"classes: {classes.described(labels.classes)}")
+    for line in filter(None, (note, *labels.notes, classes.of_one_class(labels.classes))):
+        print_line(in_options(line))
+    if joined.slides_without_label:
+        print_line(f"{len(joined.slides_without_label)} slides without a label are not judged.")
+    patients = predictions["patient"] if patient is not False else ""
+    if joined.groups is not None:
+        patients = np.array(joined.groups, dtype=object)[place]
+    codes = np.where(labels.values < 0, np.nan, labels.values)
+    return predictions.assign(label=codes[place], patient=patients)
 
 
 def _patch_labels(path: Path) -> Callable[[str, pd.DataFrame], np.ndarray]:
@@ -109,7 +130,7 @@ def _patch_labels(path: Path) -> Callable[[str, pd.DataFrame], np.ndarray]:
     axes = [axis for axis in "xyz" if axis in header]
     if slide is None or label is None or not axes:
         raise ValueError(
-            f"{path}: expected the columns slide, x, y and label, found {listed(header)}."
+            f"{path}: expected the columns slide, x, y and label, found {all_columns(header)}."
         )
     values = pd.to_numeric(frame[label], errors="coerce")
     if not values.dropna().isin([-1, 0, 1]).all() or (values.isna() & frame[label].notna()).any():

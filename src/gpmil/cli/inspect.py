@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-from gpmil.cli.options import Source, print_line
+from gpmil.cli.options import Source, print_line, report_lines
 
 
 def run(source: Source, cache: Path | None = None) -> None:
     """Print the report of the reader, and what is alarming."""
-    bags, report = source.read(cache)
-    for line in report.lines():
+    _, report = source.read(cache)
+    lines, warnings = report_lines(report)
+    for line in lines:
         print_line(line)
-    if (bags.labels >= 0).any():
-        positive, negative = int((bags.labels == 1).sum()), int((bags.labels == 0).sum())
-        print_line(f"classes: {positive} positive, {negative} negative")
-    for line in report.warnings():
+    for line in warnings:
         print_line(f"WARNING: {line}")

@@ -1,6 +1,9 @@
 """What several commands share: where the data are, the settings of a model, progress."""
 
+import ast
 import logging
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +41,20 @@ PatientColumn = Annotated[
     typer.Option(help="Its column with the patient; none: every slide is one of its own."),
 ]
 Positive = Annotated[
-    str | None, typer.Option(help="The label that counts as positive; all others are negative.")
+    str | None, typer.Option(help="The class that counts as positive: cancer, or 3,4, or '>=3'.")
+]
+Negative = Annotated[
+    str | None,
+    typer.Option(help="The negative one, likewise; of two classes --positive is enough."),
+]
+Exclude = Annotated[
+    str | None, typer.Option(help="Classes that are taken as unlabelled: unknown, say.")
+]
+SlideTable = Annotated[
+    Path | None,
+    typer.Option(
+        help="Patient and file name of every slide, where --labels has one row per patient."
+    ),
 ]
 Step = Annotated[
     str | None, typer.Option(help="Spacing of patches where files do not tell: 256 or 256,512.")
@@ -79,6 +95,9 @@ class Source:
     graph: str = "grid4"
     format: str | None = None
     skip_bad: bool = False
+    negative: str | None = None
+    exclude: str | None = None
+    slide_table: str | None = None
 
     def read(self, cache: Path | None = None) -> "tuple[Bags, Any]":
         """The cohort, and the report of what was read."""
@@ -96,16 +115,59 @@ class Source:
             format=self.format,
             skip_bad=self.skip_bad,
             cache=cache,
+            negative=self.negative,
+            exclude=self.exclude,
+            slide_table=self.slide_table,
         )
 
     def cohort(self, cache: Path | None = None) -> "tuple[Bags, list[str]]":
-        """The cohort, and lines about it for config.json; what is alarming is said, too."""
+        """The cohort, and lines about it for config.json; classes and what is alarming are said."""
         bags, report = self.read(cache)
-        for line in report.warnings():
+        lines, warnings = report_lines(report)
+        for line in warnings:
             logger.warning("%s: %s", Path(self.data).name, line)
+        for line in lines:
+            if line.startswith("classes:") or "taken as one class" in line:
+                print_line(line, sys.stderr)
         # Where features are kept for the next time is not a fact of the data.
-        lines = [line for line in report.lines() if not line.startswith("features are kept")]
-        return bags, [*lines, *report.warnings()]
+        return bags, [*(x for x in lines if not x.startswith("features are kept")), *warnings]
+
+
+def report_lines(report: Any) -> tuple[list[str], list[str]]:
+    """What a reader found and what is alarming, in the words of the command line."""
+    return [in_options(x) for x in report.lines()], [in_options(x) for x in report.warnings()]
+
+
+# What messages call by the name of a Python argument; the last four are no options.
+ARGUMENTS = (
+    *("labels", "slide_table", "slide", "label", "patient", "positive", "negative", "exclude"),
+    *("step", "graph", "format", "skip_bad", "cache"),
+)
+NO_OPTION = ("coords", "features", "split", "instance_label")
+ARGUMENT = re.compile(
+    rf"""(?<![\w./'"-])({"|".join((*ARGUMENTS, *NO_OPTION))})="""
+    r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+)?(, (?=\w+=['"]))?"""
+)
+
+
+def in_options(message: str) -> str:
+    """A message of the package with options in place of Python arguments.
+
+    >>> in_options("Say which one with slide=, as in positive='a b', exclude='?', or graph=None.")
+    "Say which one with --slide, as in --positive 'a b' --exclude '?', or --graph none."
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name, value, another = found[1], found[2], found[3]
+        if name in NO_OPTION:
+            return f"{found[0]} (of gpmil.io.tables.read in Python)"
+        words = ["--" + name.replace("_", "-")]
+        if value is not None and value != "True":
+            quoted = value[0] in "'\""
+            words.append(shlex.quote(ast.literal_eval(value)) if quoted else value.lower())
+        return " ".join(words) + (" " if another else "")
+
+    return ARGUMENT.sub(option, message)
 
 
 def patient_column(given: str | None) -> str | bool | None:
@@ -279,7 +341,8 @@ def repeated(file: Path, command: str) -> dict[str, Any]:
 
 def check_repeated(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """The data must be the same; other versions are worth a line."""
-    if before["data"] != now["data"]:
+    # Earlier versions noted less of the data.
+    if any(now["data"].get(name) != value for name, value in before["data"].items()):
         raise ValueError(
             "the data are not those of the run to be repeated (another fingerprint): files, labels "
             "or positions have changed. Run without --config on the data as they are now."

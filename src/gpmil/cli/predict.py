@@ -11,6 +11,7 @@ import pandas as pd
 from gpmil import persistence, run_files, runs
 from gpmil.bag_checks import listed
 from gpmil.bags import Bags
+from gpmil.cli.evaluate import classes_of
 from gpmil.cli.options import (
     Source,
     check_repeated,
@@ -97,7 +98,7 @@ def run(
     config: dict[str, Any] = {
         "command": "predict",
         "options": {"source": asdict(source), **asdict(wanted), "asked": asdict(asked)},
-        "model": {"class": type(model).__name__, **_card(place)},
+        "model": {"class": type(model).__name__, **_card(place), **_classes(place)},
         "versions": package_versions(),
         "data": runs.data_card(bags),
         "cache": None if cache is None else str(cache),
@@ -105,7 +106,8 @@ def run(
     }
     if before is not None:
         check_repeated(before, config)
-        if before["model"] != config["model"]:
+        # Earlier versions noted less of the model.
+        if any(config["model"].get(name) != value for name, value in before["model"].items()):
             raise ValueError(f"{place} is not the model of the run to be repeated: it has changed.")
     seen = _seen(place, bags)
     if seen:
@@ -169,6 +171,13 @@ def _card(place: Path) -> dict[str, Any]:
     """Which model it was: settings and checksums of its files."""
     _, card = persistence.read(place)
     return {name: card[name] for name in ("settings", "versions", "sha256") if name in card}
+
+
+def _classes(place: Path) -> dict[str, Any]:
+    """The classes that the model was fitted to, if the run it lies in tells."""
+    run = place.parent
+    known = classes_of(runs.read_config(run)) if (run / CARD).is_file() else {}
+    return {"classes": known} if known else {}
 
 
 def _say(table: pd.DataFrame, found: dict[str, Any], out: Path) -> None:

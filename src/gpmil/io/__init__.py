@@ -44,6 +44,9 @@ def read(
     format: str | None = None,
     skip_bad: bool = False,
     cache: str | os.PathLike | None = None,
+    negative: Any = None,
+    exclude: Any = None,
+    slide_table: str | os.PathLike | pd.DataFrame | None = None,
 ) -> Bags:
     """A cohort from the feature files of a slide tool, a table or an .npz.
 
@@ -52,15 +55,20 @@ def read(
     path
         A folder of .h5, .pt or .npy files, one a slide; a job folder of TRIDENT; a table with
         one row a patch; an .npz.
-    labels : path of a csv or tsv, or a DataFrame
+    labels : path of a csv, tsv or xlsx, or a DataFrame
         One row a slide. Slides without a row get -1. Without `labels` those of the files are
         taken, where the format has any.
+    slide_table : path, or a DataFrame
+        Patient and file name of every slide, where `labels` has one row per patient instead: the
+        slide and clini tables of STAMP.
     slide, label, patient : column names of that table
         None: guessed among usual names, and that is said.
         Patients of TCGA slides are guessed from their barcodes, where no column has them;
         `patient=False` takes every slide as a patient of its own.
-    positive
-        The label that counts as 1, where labels are words; all others count as 0.
+    positive, negative, exclude
+        The labels that count as 1, as 0 and as unlabelled, where they are not 0 and 1 already: a
+        class, several ("a,b" or a list), or a comparison such as ">=2". Of two classes one is
+        enough, of more each must be said. Capitals and blanks do not matter.
     step : number or pair
         Distance of neighbouring patches, in units of the positions. None: as the files tell for
         every slide or, where they do not, as the positions show, which is said.
@@ -87,6 +95,9 @@ def read(
         format=format,
         skip_bad=skip_bad,
         cache=cache,
+        negative=negative,
+        exclude=exclude,
+        slide_table=slide_table,
     )
     for line in (*report.notes, *report.warnings()):
         logger.warning("%s: %s", Path(path).name, line)
@@ -106,18 +117,29 @@ def read_with_report(
     format: str | None = None,
     skip_bad: bool = False,
     cache: str | os.PathLike | None = None,
+    negative: Any = None,
+    exclude: Any = None,
+    slide_table: str | os.PathLike | pd.DataFrame | None = None,
 ) -> tuple[Bags, ReadReport]:
     """As `read`, with what was found, guessed and left out."""
     path = Path(path)
     _require_path(path)
-    columns = (slide, label, positive, patient)
+    said = {
+        "slide": slide,
+        "label": label,
+        "patient": patient,
+        "positive": positive,
+        "negative": negative,
+        "exclude": exclude,
+        "slide_table": slide_table,
+    }
     wanted = format not in plain.FORMATS
     listing = formats.find(path, format) if wanted else None
     if listing is not None:
-        return cohort.read(listing, labels, *columns, step, graph, skip_bad, cache)
+        return cohort.read(listing, labels, said, step, graph, skip_bad, cache)
     if plain.reader(path) is None:
         raise ValueError(f"{path}: found nothing that can be read. Understood are\n{UNDERSTOOD}")
-    return plain.read(path, labels, *columns, step, graph, format)
+    return plain.read(path, labels, said, step, graph, format)
 
 
 def read_splits(path: str | os.PathLike, **options: Any) -> dict[str, Bags]:

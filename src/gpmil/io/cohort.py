@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpmil import extraction, graphs
+from gpmil import classes, extraction, graphs
 from gpmil.bag_checks import UNKNOWN, count, listed, offsets_of
 from gpmil.bags import Bags
 from gpmil.io import patients, steps
@@ -23,32 +23,25 @@ NEED_STEP = ("grid4", "grid8", "radius")
 def read(
     listing: Listing,
     labels: Any,
-    slide: str | None,
-    label: str | None,
-    positive: Any,
-    patient: str | bool | None,
+    said: dict[str, Any],
     step: Any,
     graph: str | None,
     skip_bad: bool,
     cache: Any,
 ) -> tuple[Bags, ReadReport]:
-    """The cohort of the listed files."""
+    """The cohort of the listed files; `said` are options of `labels.join`."""
     if graph not in (None, *graphs.GRAPHS):
         raise ValueError(f"graph: expected {', '.join(graphs.GRAPHS)} or None, found {graph!r}.")
     if labels is None:
-        refuse({"slide": slide, "label": label, "positive": positive, "patient": patient or None})
+        refuse(said | {"patient": said["patient"] or None})
     else:
         # Whatever is wrong with the table, before hours are spent on the slides.
-        join(list(listing.files), labels, slide, label, patient, positive)
+        join(list(listing.files), labels, **said)
     found = stored(listing, cache, skip_bad)
     names = [s.name for s in found.slides]
-    joined = (
-        _own_labels(found.slides)
-        if labels is None
-        else join(names, labels, slide, label, patient, positive)
-    )
+    joined = _own_labels(found.slides) if labels is None else join(names, labels, **said)
     guessed = patients.Guess()
-    if joined.groups is None and patient is not False:
+    if joined.groups is None and said["patient"] is not False:
         guessed = patients.guess(names)
     # A step that does not fit is no fault of the files.
     with discarded_on_failure(found) if step is None else nullcontext():
@@ -79,10 +72,7 @@ def _assembled(
     bags = Bags(
         found.features,
         offsets,
-        labels=joined.labels,
-        positive=joined.positive,
         names=names,
-        groups=guessed.patients if joined.groups is None else joined.groups,
         coords=coords,
         instance_labels=found.instance_labels,
         step=value,
@@ -95,7 +85,7 @@ def _assembled(
             # By name: a part of the cohort has the same metadata.
             "sizes": {s.name: s.told.size for s in found.slides if s.told.size is not None},
         },
-    )
+    )._with_labels(joined.labels, guessed.patients if joined.groups is None else joined.groups)
     notes = [*joined.notes, *filter(None, [guessed.note]), *guesses, *undecided]
     notes += _notes(found, listing, units)
     return bags, ReadReport(
@@ -118,6 +108,7 @@ def _assembled(
         patients_doubted=guessed.warning,
         cache=str(found.folder),
         patches=extraction.words(facts, extraction.NAMES[1:]),
+        classes=joined.labels.classes,
         **graph_facts(bags),
     )
 
@@ -134,9 +125,9 @@ def refuse(options: dict[str, Any]) -> None:
 
 def _own_labels(slides: Sequence[Kept]) -> Joined:
     """The labels that the files hold themselves, where they do."""
-    values = [UNKNOWN if s.told.label is None else s.told.label for s in slides]
-    without = tuple(s.name for s, value in zip(slides, values) if value == UNKNOWN)
-    return Joined(values, None, None, len(slides) - len(without), (), without, (), ())
+    found = classes.encode(s.told.label for s in slides)
+    without = tuple(s.name for s, value in zip(slides, found.values) if value == UNKNOWN)
+    return Joined(found, matched=len(slides) - len(without), slides_without_label=without)
 
 
 def _extraction(slides: Sequence[Kept]) -> tuple[extraction.Facts, list[str]]:

@@ -10,15 +10,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
 import pandas as pd
 
-from gpmil.bag_checks import count, listed
+from gpmil import classes
+from gpmil.bag_checks import all_columns, count, listed
+from gpmil.classes import Labels
 from gpmil.io.tables import GUESSES, like, read_frame, require
 
-SLIDE_NAMES = (*GUESSES["slide"], "filename", "file", "file_name", "image_id", "slide_path")
+SLIDE_NAMES = (
+    *GUESSES["slide"],
+    *("slidefilename", "slidefile", "slidepath", "wsiname", "wsifilename"),
+    *("filename", "file", "imageid", "imagename", "imagefilename", "filepath"),
+)
+Table: TypeAlias = str | os.PathLike | pd.DataFrame
 SLIDES = (".svs", ".ndpi", ".tif", ".tiff", ".ome", ".mrxs", ".scn", ".vms", ".vmu", ".bif")
 ENDINGS = (
     *SLIDES,
@@ -38,14 +44,13 @@ ENDINGS = (
 class Joined:
     """Labels and patients in the order of the slides, and what did not fit together."""
 
-    labels: list[Any]  # 0, 1, -1; or words, with `positive`
-    positive: str | None
-    groups: list[str] | None
-    matched: int
-    labels_without_slide: tuple[str, ...]
-    slides_without_label: tuple[str, ...]
-    duplicates: tuple[str, ...]
-    notes: tuple[str, ...]
+    labels: Labels
+    groups: list[str] | None = None
+    matched: int = 0
+    labels_without_slide: tuple[str, ...] = ()
+    slides_without_label: tuple[str, ...] = ()
+    duplicates: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def key(name: Any) -> str:
@@ -62,96 +67,156 @@ def key(name: Any) -> str:
 
 def join(
     names: Sequence[str],
-    labels: str | os.PathLike | pd.DataFrame,
+    labels: Table,
     slide: str | None = None,
     label: str | None = None,
     patient: str | bool | None = None,
     positive: Any = None,
+    negative: Any = None,
+    exclude: Any = None,
+    slide_table: Table | None = None,
 ) -> Joined:
-    """The label and the patient of every slide in `names`; -1 for those the table has not."""
-    where, df, columns = _table(labels, slide, label, patient)
+    """The label and the patient of every slide in `names`; -1 for those the table has not.
+
+    With `slide_table`, which has the patient of every slide, `labels` has one row per patient.
+    """
+    where, df, of_pair = read_table(labels, slide_table, slide, patient)
+    columns = _columns(df, where, slide, label, patient, of_pair)
     rows, duplicates = _one_row_a_slide(df, columns, where)
     keys = [key(name) for name in names]
     there = set(keys)
-    classes = rows["label"].reindex(keys)
-    values, positive = encode(classes, positive, where)
-    unlabelled = [name for name, value in zip(names, classes.isna()) if value]
+    values = rows["label"].reindex(keys)
+    unlabelled = [name for name, missing in zip(names, values.isna()) if missing]
     if len(unlabelled) == len(names):
         raise ValueError(
             f"{where}: no slide has a label. The slides are called {listed(names)}, column "
             f"{columns['slide']!r} has {listed(rows.index)}. Name another column with slide=."
         )
+    try:
+        found = classes.encode(values, positive, negative, exclude)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
     return Joined(
-        labels=values,
-        positive=positive,
+        labels=found,
         groups=_groups(rows, keys, names),
         matched=len(names) - len(unlabelled),
         labels_without_slide=tuple(k for k in rows.index if k not in there),
         slides_without_label=tuple(unlabelled),
         duplicates=duplicates,
-        notes=_notes(where, columns, (slide, label, patient), rows, keys),
+        notes=(*_notes(where, columns, (slide, label, patient), rows, keys), *found.notes),
     )
 
 
 # ------------------------------------------------------------------ the table
 
 
-def _table(
-    labels: str | os.PathLike | pd.DataFrame,
+def read_table(
+    labels: Table,
+    slide_table: Table | None = None,
+    slide: str | None = None,
+    patient: str | None = None,
+) -> tuple[str, pd.DataFrame, bool]:
+    """What to call it in messages, a table with one row per slide, and whether it was a pair."""
+    where, df = _frame(labels, "labels")
+    if slide_table is None:
+        return where, df, False
+    beside, slides = _frame(slide_table, "slide_table")
+    own = column_of("slide", slide, slides, beside)
+    theirs = column_of("patient", patient if patient in slides else None, slides, beside)
+    who = column_of("patient", patient, df, where)
+    kept = [column for column in df if column == who or column not in (own, theirs)]
+    patients = _one_row_a_patient(df[kept], who, where)
+    joined = slides[[own, theirs]].rename(columns={theirs: who})
+    joined = joined.assign(**{who: joined[who].map(classes.text)})
+    if not joined[who].isin(patients[who]).any():
+        raise ValueError(
+            f"{where} and {beside} have no patient in common: {listed(patients[who])} in the "
+            f"first, column {who!r}; {listed(joined[who])} in the second, column {theirs!r}. Name "
+            "the column of both with patient=."
+        )
+    return where, joined.merge(patients, on=who, how="left"), True
+
+
+def _frame(table: Table, what: str) -> tuple[str, pd.DataFrame]:
+    if isinstance(table, pd.DataFrame):
+        return what, table.set_axis([str(c) for c in table.columns], axis=1)
+    if isinstance(table, (str, os.PathLike)):
+        path = Path(table)
+        return str(path), read_frame(path, rows="slide", dtype=str)
+    raise ValueError(
+        f"{what}: expected the path of a table or a pandas DataFrame, found {type(table).__name__}."
+    )
+
+
+def _one_row_a_patient(df: pd.DataFrame, who: str, where: str) -> pd.DataFrame:
+    known = df.assign(**{who: df[who].map(classes.text)}).drop_duplicates()
+    known = known[known[who].notna()]
+    twice = known[who][known[who].duplicated()]
+    if len(twice):
+        raise ValueError(
+            f"{where}: {count(twice.nunique(), 'patient')} in several rows that differ: "
+            f"{listed(twice)}. With slide_table= keep one row per patient."
+        )
+    return known
+
+
+def _columns(
+    df: pd.DataFrame,
+    where: str,
     slide: str | None,
     label: str | None,
     patient: str | bool | None,
-) -> tuple[str, pd.DataFrame, dict[str, str | None]]:
-    """What to call it in messages, the table, and its columns."""
-    if isinstance(labels, pd.DataFrame):
-        where, df = "labels", labels
-    elif isinstance(labels, (str, os.PathLike)):
-        path = Path(labels)
-        where = str(path)
-        df = read_frame(path, rows="slide", dtype=str)
-    else:
-        raise ValueError(
-            "labels: expected the path of a table or a pandas DataFrame, found "
-            f"{type(labels).__name__}."
-        )
-    header = [str(c) for c in df.columns]
-    found = {
-        "slide": _column(slide, SLIDE_NAMES, header, where, "slide"),
-        "label": _column(label, GUESSES["label"], header, where, "label"),
-        "patient": _column(patient, GUESSES["patient"], header, where, "patient"),
+    of_pair: bool,
+) -> dict[str, str | None]:
+    """The columns of slide, label and patient; None without, or where `patient` is False."""
+    header = list(df)
+    no_patient = patient is None and like(GUESSES["patient"], header) is None
+    by_patient = like(GUESSES["patient"], header) is not None and slide is None and not of_pair
+    pair = (
+        " If it has one row per patient, name the table with patient and file name of every slide "
+        "with slide_table=."
+    )
+    return {
+        "slide": column_of("slide", slide, df, where, pair if by_patient else ""),
+        "label": column_of("label", label, df, where),
+        "patient": None
+        if patient is False or no_patient
+        else column_of("patient", patient, df, where),
     }
-    for what in ("slide", "label"):
-        if found[what] is None:
-            raise ValueError(
-                f"{where}: expected a column with the {what}, such as {GUESSES[what][0]!r}; found "
-                f"{listed(header)}. Say which one with {what}=."
-            )
-    df = df.set_axis(header, axis=1)
-    return where, df, found
 
 
-def _column(
-    given: str | bool | None, usual: Sequence[str], header: list[str], where: str, what: str
-) -> str | None:
-    """The column given, or guessed by its name; False: there is none."""
+def column_of(
+    what: str, given: str | bool | None, df: pd.DataFrame, where: str, hint: str = ""
+) -> str:
+    """The column that is meant: the one given, else one with a usual name."""
+    header = list(df)
     if isinstance(given, str):
         return require([given], header, where, what)[0]
     if given is not None and given is not False:
         raise ValueError(f"{what} must be the name of a column, None or False, got {given!r}.")
-    return None if given is False else like(usual, header)
+    found = like(SLIDE_NAMES if what == "slide" else GUESSES[what], header)
+    if found is None:
+        raise ValueError(
+            f"{where}: expected a column with the {what}, such as {GUESSES[what][0]!r}; found "
+            f"{all_columns(header)}. Say which one with {what}=.{hint}"
+        )
+    return found
 
 
 def _one_row_a_slide(
     df: pd.DataFrame, columns: dict[str, str | None], where: str
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Label and patient by slide, and the slides with several rows; rows must agree."""
-    named = df[df[columns["slide"]].notna()]
+    slides = df[columns["slide"]]
+    named = df[slides.map(classes.text).notna()]
+    # Names keep their blanks, numbers lose the .0 of a column with gaps.
+    names = [v if isinstance(v, str) else classes.text(v) for v in named[columns["slide"]]]
     rows = pd.DataFrame(
-        {what: named[c].map(_text) for what, c in columns.items() if c and what != "slide"}
-    ).set_axis([key(name) for name in named[columns["slide"]].map(_text)])
+        {what: named[c].map(classes.text) for what, c in columns.items() if c and what != "slide"}
+    ).set_axis([key(name) for name in names])
     # A row without a value does not contradict one with it.
     for what in rows:
-        kinds = rows[what].dropna().groupby(level=0).nunique()
+        kinds = rows[what].dropna().map(classes.fold).groupby(level=0).nunique()
         torn = kinds.index[kinds > 1]
         if len(torn):
             raise ValueError(
@@ -161,18 +226,6 @@ def _one_row_a_slide(
             )
     duplicates = tuple(rows.index[rows.index.duplicated()].unique())
     return rows.groupby(level=0, sort=False).first(), duplicates
-
-
-def _text(value: Any) -> str | None:
-    """A value as text, 1.0 and True as "1"; None where it is missing."""
-    if pd.isna(value) or str(value).strip() == "":
-        return None
-    if isinstance(value, (bool, np.bool_)):
-        return str(int(value))
-    if isinstance(value, (float, np.floating)) and float(value).is_integer():
-        return str(int(value))
-    text = str(value).strip()
-    return {"1.0": "1", "0.0": "0", "-1.0": "-1"}.get(text, text)
 
 
 def _groups(rows: pd.DataFrame, keys: list[str], names: Sequence[str]) -> list[str] | None:
@@ -203,33 +256,3 @@ def _notes(
                 f"{count(alone, 'slide')} without a patient: each is taken as one of its own."
             )
     return tuple(notes)
-
-
-# ------------------------------------------------------------------ the classes
-
-
-def encode(values: pd.Series, positive: Any, where: str) -> tuple[list[Any], str | None]:
-    """Labels as `Bags` takes them: 0, 1 and -1, or two words and None with the positive one."""
-    texts = [_text(value) for value in values]
-    classes = sorted({text for text in texts if text is not None})
-    if positive is None:
-        if not set(classes) <= {"0", "1", "-1"}:
-            raise ValueError(
-                f"{where}: labels: expected 0 and 1 (-1 or empty: unlabelled), found "
-                f"{count(len(classes), 'class').replace('classs', 'classes')}: {listed(classes)}. "
-                f"Say which one is positive, as in positive={classes[-1]!r}; all others are then "
-                "negative."
-            )
-        return [-1 if text is None else int(text) for text in texts], None
-    word = str(_text(positive))
-    if classes and word not in classes:
-        raise ValueError(
-            f"{where}: labels: positive={positive!r} is not among the classes found, "
-            f"{listed(classes)}."
-        )
-    if set(classes) == {"-1", "0", "1"}:
-        texts = [None if text == "-1" else text for text in texts]
-        classes.remove("-1")
-    others = [c for c in classes if c != word]
-    rest = others[0] if len(others) == 1 else f"not {word}"
-    return [None if t is None else word if t == word else rest for t in texts], word

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from gpmil import classes
 from gpmil.bag_checks import count, listed
 from gpmil.bags import Bags
 from gpmil.io.arrays import npz
@@ -29,22 +30,37 @@ PER_BAG = ("y_bag", "bag_id", "split", "group", "patient")
 PER_INSTANCE = ("X", "bag", "y_inst", "x", "y", "z")
 
 
-def read(path: str | os.PathLike, step: Any = None, graph: str | None = "grid4") -> dict[str, Bags]:
+def read(
+    path: str | os.PathLike,
+    step: Any = None,
+    graph: str | None = "grid4",
+    positive: Any = None,
+    negative: Any = None,
+    exclude: Any = None,
+) -> dict[str, Bags]:
     """Cohorts from an .npz: one a value of `split`, else {"all"}.
 
     A `step` that is not given is inferred from the positions, and that is said. Bags without an
-    instance are left out, and that is said too.
+    instance are left out, and that is said too. Other labels than 0 and 1 need `positive`, as in
+    `Bags`.
     """
-    bags, split = whole(path, step, graph)
+    bags, split, notes = whole(path, step, graph, positive, negative, exclude)
+    for note in notes:
+        logger.warning("%s: %s", Path(path).name, note)
     if split is None:
         return {"all": bags}
     return {value: bags[split == value] for value in dict.fromkeys(split.tolist())}
 
 
 def whole(
-    path: str | os.PathLike, step: Any = None, graph: str | None = "grid4"
-) -> tuple[Bags, np.ndarray | None]:
-    """All bags of an .npz as one cohort, and the split of each if the file says it."""
+    path: str | os.PathLike,
+    step: Any = None,
+    graph: str | None = "grid4",
+    positive: Any = None,
+    negative: Any = None,
+    exclude: Any = None,
+) -> tuple[Bags, np.ndarray | None, tuple[str, ...]]:
+    """All bags as one cohort, the split of each if the file says it, and notes on labels."""
     path = Path(path)
     arrays = _load(path)
     _check_lengths(arrays, path)
@@ -61,9 +77,9 @@ def whole(
     axes = [arrays[axis][order] for axis in ("x", "y", "z") if axis in arrays]
     group = arrays.get("group", arrays.get("patient"))
     try:
+        found = classes.encode(arrays["y_bag"][kept], positive, negative, exclude)
         bags = Bags.from_arrays(
             _by_bag(arrays["X"][order], sizes[kept]),
-            labels=arrays["y_bag"][kept],
             coords=_by_bag(np.stack(axes, axis=1), sizes[kept]) if axes else None,
             step=step,
             graph=graph,
@@ -75,9 +91,10 @@ def whole(
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    bags = bags._with_labels(found)
     if "split" not in arrays:
-        return bags, None
-    return bags, np.array([str(value) for value in arrays["split"][kept]])
+        return bags, None, found.notes
+    return bags, np.array([str(value) for value in arrays["split"][kept]]), found.notes
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

@@ -1,11 +1,12 @@
 """Tables and .npz, which hold a whole cohort, as one `Bags` with a report."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpmil import classes
 from gpmil.bags import Bags
 from gpmil.io import npz, patients, sicapv2, tables
 from gpmil.io.labels import Joined, join
@@ -44,15 +45,15 @@ def reader(path: Path) -> tuple[Callable[..., dict[str, Bags]], Path] | None:
 def read(
     path: Path,
     labels: Any,
-    slide: str | None,
-    label: str | None,
-    positive: Any,
-    patient: str | bool | None,
+    said: dict[str, Any],
     step: Any,
     graph: str | None,
     format: str | None = None,
 ) -> tuple[Bags, ReadReport]:
-    """A table, an .npz or the SICAPv2 tables as one cohort, splits together."""
+    """A table, an .npz or the SICAPv2 tables as one cohort, splits together.
+
+    `said` are options of `labels.join`.
+    """
     found = reader(path)
     if found is None:
         raise ValueError(f"{path} is no file that can be read. Understood are\n{UNDERSTOOD}")
@@ -62,37 +63,31 @@ def read(
         raise ValueError(f"{path}: expected format {format!r}, found {kind!r}.")
     notes: list[str] = []
     own = labels is None
+    if own and said["slide_table"] is not None:
+        raise ValueError("slide_table= belongs to a table of labels: name that with labels=.")
+    asked = {k: v for k, v in said.items() if v not in (None, False) and own}
     if which is tables.read:
-        columns = {"label": label, "patient": patient} if own else _NO_LABELS
-        bags = tables.read(
-            path,
-            slide=slide if own else None,
-            split=None,
-            step=step,
-            graph=graph,
-            positive=positive if own else None,
-            **columns,
-        )["all"]
+        columns = asked if own else _NO_LABELS
+        if said["patient"] is False:
+            columns = columns | {"patient": False}
+        bags, _, about = tables.whole(path, split=None, step=step, graph=graph, **columns)
+        notes += about
+    elif which is npz.read:
+        _refuse({k: v for k, v in asked.items() if k not in classes.WORDS}, path)
+        bags, split, about = npz.whole(path, step, graph, **asked)
+        notes += [*([] if split is None else [ONE]), *about]
     else:
-        options = {"slide": slide, "label": label, "patient": patient or None}
-        options |= {"positive": positive}
-        _refuse(options if own else {}, path)
-        if which is npz.read:
-            bags, split = npz.whole(path, step=step, graph=graph)
-            if split is not None:
-                notes.append(ONE)
-        else:
-            _refuse({"step": step}, path)
-            bags = sicapv2.whole(path)
-            notes.append(ONE)
-    joined = None if own else join(bags.names.tolist(), labels, slide, label, patient, positive)
+        _refuse(asked | ({} if step is None else {"step": step}), path)
+        bags = sicapv2.whole(path)
+        notes.append(ONE)
+    joined = None if own else join(bags.names.tolist(), labels, **said)
     if joined is not None:
-        bags = relabelled(bags, joined)
+        bags = bags._with_labels(joined.labels, joined.groups)
         notes += joined.notes
     guessed = patients.Guess()
-    if bags.groups is None and patient is not False:
+    if bags.groups is None and said["patient"] is not False:
         guessed = patients.guess(bags.names.astype(str).tolist())
-        bags = bags if guessed.patients is None else of_patients(bags, guessed.patients)
+        bags = bags if guessed.patients is None else bags._with_groups(guessed.patients)
         notes += filter(None, [guessed.note])
     report = _report(bags, kind, joined, notes, given=step is not None)
     return bags, replace(report, patients_doubted=guessed.warning)
@@ -102,40 +97,8 @@ _NO_LABELS: dict[str, Any] = {"label": False, "patient": False}
 
 
 def _refuse(options: dict[str, Any], path: Path) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise ValueError(f"{path} has no choice of {given[0]}: leave {given[0]}= out.")
-
-
-def relabelled(bags: Bags, joined: Joined) -> Bags:
-    """The same bags with the labels and patients of a table."""
-    groups = bags.groups if joined.groups is None else joined.groups
-    return _rebuilt(bags, joined.labels, joined.positive, groups)
-
-
-def of_patients(bags: Bags, groups: Sequence[str]) -> Bags:
-    """The same bags, of these patients."""
-    if bags.class_names is None:
-        return _rebuilt(bags, bags.labels, None, groups)
-    words = [bags.class_names[y] if y >= 0 else None for y in bags.labels]
-    return _rebuilt(bags, words, bags.class_names[1], groups)
-
-
-def _rebuilt(bags: Bags, labels: Any, positive: str | None, groups: Any) -> Bags:
-    return Bags(
-        bags.features,
-        bags.offsets,
-        labels=labels,
-        positive=positive,
-        names=bags.names,
-        groups=groups,
-        coords=bags.coords,
-        instance_labels=bags.instance_labels,
-        adjacency=bags.adjacency,
-        step=bags.step,
-        graph=bags.graph,
-        metadata=bags.metadata,
-    )
+    for name in options:
+        raise ValueError(f"{path} has no choice of {name}: leave {name}= out.")
 
 
 def _report(
@@ -161,6 +124,7 @@ def _report(
         skipped=(),
         notes=tuple(notes),
         n_patients=None if bags.groups is None else len(set(bags.groups.tolist())),
+        classes=bags.metadata.get("classes") or classes.of_codes(bags.labels),
         **graph_facts(bags),
     )
 

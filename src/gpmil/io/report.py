@@ -1,7 +1,7 @@
 """What was read, for people: numbers, guesses and whatever looks alarming."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from gpmil.bag_checks import count, listed
 from gpmil.bag_positions import MANY_INSTANCES
 from gpmil.bags import Bags
+from gpmil.classes import NEGATIVE, POSITIVE, Found, described, named, of_one_class
 
 MANY_ISOLATED = 0.5
 """A larger share of patches without a neighbour is worth a warning."""
@@ -19,6 +20,8 @@ class ReadReport:
     """What `gpmil.io.read_with_report` found, guessed and left out.
 
     `step` says the step and where it came from, `notes` every guess in one sentence,
+    `classes` holds count and role of each class of labels, `positive` and `negative` are the names
+    of those that count as 1 and 0 (several with commas between), None where there is none.
     `edges_per_patch` counts an edge once, `without_edges` names slides of many patches and no
     edge, `skipped` holds (name, reason), `cache` is the folder with the features. `n_patients` is
     None where no patient is known; `patients_doubted` says if names suggest that there are some.
@@ -46,6 +49,17 @@ class ReadReport:
     n_patients: int | None = None
     patients_doubted: str = ""
     patches: str = ""  # how they were cut, where files tell
+    classes: Found = field(default_factory=dict)
+
+    @property
+    def positive(self) -> str | None:
+        """The class that counts as 1."""
+        return named(self.classes, POSITIVE)
+
+    @property
+    def negative(self) -> str | None:
+        """The class that counts as 0."""
+        return named(self.classes, NEGATIVE)
 
     def lines(self) -> list[str]:
         """The report, one fact a line."""
@@ -62,6 +76,7 @@ class ReadReport:
             f"{len(self.slides_without_label):,} without, "
             f"{count(len(self.labels_without_slide), 'label')} without a slide",
             f"patients: {NO_PATIENTS if self.n_patients is None else self.n_patients}",
+            *([f"classes: {described(self.classes)}"] if self.classes else []),
             *([f"features are kept in {self.cache}"] if self.cache else []),
             *(f"left out: {name}: {reason}" for name, reason in self.skipped),
             *(f"note: {note}" for note in self.notes),
@@ -73,6 +88,7 @@ class ReadReport:
             *self._about_the_graph(),
             # Without a label there are neither folds nor intervals to worry about.
             *([self.patients_doubted] if self.patients_doubted and self.matched else []),
+            *filter(None, [of_one_class(self.classes)]),
             *(f"{count(len(names), noun)} {what}: {listed(names)}." for names, noun, what in (
                 (self.slides_without_label if self.matched else (), "slide", "without a label"),
                 (self.labels_without_slide, "label", "without a slide"),

@@ -1,4 +1,4 @@
-"""A plain table, csv or parquet, with one row a patch.
+"""A plain table, csv, xlsx or parquet, with one row a patch.
 
     slide,label,patient,split,x,y,feature_0,feature_1,...
     s1,1,p1,train,0,0,0.31,1.70,...
@@ -20,22 +20,36 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil import extras
-from gpmil.bag_checks import count, listed
+from gpmil import classes, extras
+from gpmil.bag_checks import all_columns, count, listed
 from gpmil.bag_tables import Table
 from gpmil.bags import Bags
 from gpmil.foreign import BadFile, reading, reason
 
 logger = logging.getLogger("gpmil")
 
-ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".xlsx", ".parquet")
+SEPARATORS = (",", ";", "\t", "|")
+LONGEST_HEADER = 1 << 24
 
-# Names that a column may have, likeliest first; capitals do not matter.
+# Names that a column may have, likeliest first, as `folded` leaves them.
 GUESSES = {
-    "slide": ("slide", "slide_id", "slide_name", "wsi", "bag", "bag_id", "bag_name", "image"),
-    "label": ("label", "slide_label", "bag_label", "y_bag", "target", "class", "y_true"),
-    "patient": ("patient", "patient_id", "case", "case_id", "group"),
-    "instance_label": ("instance_label", "patch_label", "tile_label", "y_inst"),
+    "slide": ("slide", "slideid", "slidename", "wsi", "wsiid", "bag", "bagid", "bagname", "image"),
+    "label": ("label", "slidelabel", "baglabel", "ybag", "target", "class", "ytrue"),
+    "patient": (
+        "patient",
+        "patientid",
+        "patientname",
+        "patientbarcode",
+        "bcrpatientbarcode",
+        "case",
+        "caseid",
+        "casesubmitterid",
+        "subject",
+        "subjectid",
+        "group",
+    ),
+    "instance_label": ("instancelabel", "patchlabel", "tilelabel", "yinst"),
 }
 POSITIONS = (("x", "y"), ("coord_x", "coord_y"), ("x_coord", "y_coord"), ("xini", "yini"))
 
@@ -62,12 +76,14 @@ def read(
     step: Any = None,
     graph: str | None = "grid4",
     positive: Any = None,
+    negative: Any = None,
+    exclude: Any = None,
 ) -> dict[str, Bags]:
     """Cohorts from a table with one row a patch: one a value of its split column, else {"all"}.
 
     Parameters
     ----------
-    path : csv, tsv (gzipped or not) or parquet (which needs pyarrow)
+    path : csv, tsv (gzipped or not), xlsx (which needs openpyxl) or parquet (pyarrow)
     slide, label, patient, instance_label : column names
         None: guessed by name. False: there is none (of all but `slide`). Label, patient and
         split must be constant in a slide. A missing label is an unlabelled slide, a missing
@@ -79,9 +95,34 @@ def read(
         The default pair may be absent or have another usual name.
     split : column name, or None
         The default may be absent.
-    step, graph, positive
-        As in `Bags.from_frame`; of more than two classes all but the positive one are negative.
+    step, graph, positive, negative, exclude
+        As in `Bags.from_frame`.
     """
+    columns = slide, label, features, coords, split, patient, instance_label
+    bags, of, notes = whole(path, *columns, step, graph, positive, negative, exclude)
+    for note in notes:
+        logger.warning("%s: %s", Path(path).name, note)
+    if of is None:
+        return {"all": bags}
+    return {str(value): bags[of == value] for value in dict.fromkeys(of.tolist())}
+
+
+def whole(
+    path: str | os.PathLike,
+    slide: str | None = None,
+    label: Given = None,
+    features: str | Sequence[str] | None = None,
+    coords: str | Sequence[str] | None = ("x", "y"),
+    split: str | None = "split",
+    patient: Given = None,
+    instance_label: Given = None,
+    step: Any = None,
+    graph: str | None = "grid4",
+    positive: Any = None,
+    negative: Any = None,
+    exclude: Any = None,
+) -> tuple[Bags, np.ndarray | None, tuple[str, ...]]:
+    """All slides as one cohort, the split of each if the table says it, and notes on labels."""
     path = Path(path)
     header = _header(path)
     names = {
@@ -96,7 +137,7 @@ def read(
     if names["slide"] is None:
         raise ValueError(
             f"{path}: expected a column that names the slide, such as 'slide'; found "
-            f"{listed(header)}. Say which one with slide=."
+            f"{all_columns(header)}. Say which one with slide=."
         )
     axes = _axes(coords, header, path)
     parts = _split_column(split, header, path)
@@ -107,36 +148,27 @@ def read(
     columns = _feature_columns(df, features, used, path)
     _mention(path, names | {"split": parts}, axes, columns, set(df) - {*used, *columns})
     numbers(df, [*axes, *columns], path)
-    if positive is not None and names["label"] is not None:
-        df = df.assign(**{names["label"]: _positive_or_not(df[names["label"]], positive)})
     try:
         bags = Bags.from_frame(
             df,
             bag=names["slide"],
-            label=names["label"],
+            label=None,
             features=columns,
             coords=axes or None,
             group=names["patient"],
             instance_label=names["instance_label"],
             step=step,
             graph=graph,
-            positive=positive,
         )
-        of = Table(df, names["slide"]).constant(parts, "split")
+        table = Table(df, names["slide"])
+        of = table.constant(parts, "split")
+        values = table.constant(names["label"], "label")
+        if values is None:
+            return bags, of, ()
+        found = classes.encode(values, positive, negative, exclude)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    if of is None:
-        return {"all": bags}
-    return {str(value): bags[of == value] for value in dict.fromkeys(of.tolist())}
-
-
-def _positive_or_not(labels: pd.Series, positive: Any) -> pd.Series:
-    """More than two classes become two, the positive one and the rest."""
-    classes = labels.dropna().unique()
-    if len(classes) <= 2 or positive not in classes:
-        return labels
-    logger.warning("labels: %s; all but %r are negative", listed(classes), positive)
-    return labels.astype(object).where(labels.isna() | (labels == positive), f"not {positive}")
+    return bags._with_labels(found), of, found.notes
 
 
 # ------------------------------------------------------------------ columns
@@ -150,10 +182,19 @@ def _column(what: str, given: Given, header: list[str], path: Path) -> str | Non
     return None if given is False else like(GUESSES[what], header)
 
 
+def folded(column: str) -> str:
+    """A column's name without capitals, blanks, underscores, hyphens and dots.
+
+    >>> folded("Slide Filename"), folded("case.submitter_id"), folded("PatientID")
+    ('slidefilename', 'casesubmitterid', 'patientid')
+    """
+    return re.sub(r"[\s_.\-]+", "", column).casefold()
+
+
 def like(guesses: Sequence[str], header: list[str]) -> str | None:
-    """The first column with one of the names, capitals apart."""
-    folded = {column.casefold(): column for column in reversed(header)}
-    return next((folded[g] for g in guesses if g in folded), None)
+    """The first column with one of the names, as `folded` has them."""
+    there = {folded(column): column for column in reversed(header)}
+    return next((there[folded(g)] for g in guesses if folded(g) in there), None)
 
 
 def require(columns: Sequence[str], header: list[str], path: Path | str, what: str) -> list[str]:
@@ -162,7 +203,7 @@ def require(columns: Sequence[str], header: list[str], path: Path | str, what: s
     if missing:
         raise ValueError(
             f"{path}: {what}: there is no column {listed(missing)}; the columns are "
-            f"{listed(header)}."
+            f"{all_columns(header)}."
         )
     return list(columns)
 
@@ -206,7 +247,7 @@ def _feature_columns(
     if not columns:
         what = "columns of numbers" if features is None else f"columns {features!r}..."
         raise ValueError(
-            f"{path}: features: expected {what}, found none among {listed(df.columns)}. Name "
+            f"{path}: features: expected {what}, found none among {all_columns(df.columns)}. Name "
             "them, or the beginning of their names, with features=."
         )
     return columns
@@ -249,7 +290,8 @@ def _header(path: Path) -> list[str]:
     _require_file(path)
     if path.suffix == ".parquet":
         return _parquet(path, header_only=True).columns.tolist()
-    first = _csv(path, header=None, nrows=1, dtype=str, keep_default_na=False)
+    read = _xlsx if path.suffix == ".xlsx" else _csv
+    first = read(path, header=None, nrows=1, dtype=str, keep_default_na=False)
     names = first.iloc[0][first.iloc[0] != ""]  # the numbers of the rows have no name
     twice = names[names.duplicated()]
     if len(twice):
@@ -276,6 +318,8 @@ def read_frame(
         df = _parquet(path)
         own = {c: df[c].astype("str").where(df[c].notna()) for c in text if c in df}
         df = df.assign(**own)
+    elif path.suffix == ".xlsx":
+        df = _xlsx(path, dtype=dtype or dict.fromkeys(text, str))
     else:
         df = _csv(path, dtype=dtype or dict.fromkeys(text, str), low_memory=False)
     df.columns = [str(c) for c in df.columns]
@@ -285,12 +329,11 @@ def read_frame(
 
 
 def _csv(path: Path, **options: Any) -> pd.DataFrame:
-    separator = "\t" if ".tsv" in path.suffixes else ","
     try:
         with reading(path, "a table of separated values"), warnings.catch_warnings():
             # Without index_col=False a first row longer than the header would shift the columns.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            return pd.read_csv(path, sep=separator, index_col=False, **options)
+            return pd.read_csv(path, sep=_separator(path), index_col=False, **options)
     except BadFile as error:
         if isinstance(error.__cause__, pd.errors.ParserWarning):
             raise BadFile(
@@ -302,6 +345,30 @@ def _csv(path: Path, **options: Any) -> pd.DataFrame:
                 f"{path} is no whole gzip file: {reason(error.__cause__)}. Copy it again."
             ) from error
         raise
+
+
+def _separator(path: Path) -> str:
+    """What the header has most of: the name alone does not tell, as Excel writes semicolons."""
+    usual = "\t" if ".tsv" in path.suffixes else ","
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", errors="replace") as file:
+        header = re.sub(r'"[^"]*"', "", file.readline(LONGEST_HEADER))
+    return max((usual, *SEPARATORS), key=header.count)
+
+
+def _xlsx(path: Path, **options: Any) -> pd.DataFrame:
+    """The first sheet."""
+    if find_spec("openpyxl") is None:
+        raise ValueError(
+            f"{path}: reading xlsx needs openpyxl, which is not installed: pip install "
+            "'gpmil[xlsx]', or save the table as csv."
+        )
+    with reading(path, "xlsx"), pd.ExcelFile(path, engine="openpyxl") as book:
+        if len(book.sheet_names) > 1:
+            names = listed(book.sheet_names)
+            logger.warning("%s: of the sheets %s the first is read.", path.name, names)
+        df = book.parse(0, **options)
+    return df.dropna(how="all")  # rows that were formatted, but never filled
 
 
 def _parquet(path: Path, header_only: bool = False) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from gpmil import io, simulate
 from gpmil.bag_checks import listed
 from gpmil.bags import Bags
 from gpmil.io import formats, plain, tables
-from gpmil.io.labels import SLIDE_NAMES, key
+from gpmil.io.labels import column_of, key, read_table
 
 PANDA_TEST = 0.2  # share of the slides; the paper takes the split of another publication
 SIMULATED = (
@@ -130,9 +130,12 @@ def _by_split(bags: Bags, reading: Mapping[str, Any]) -> dict[str, Bags]:
     """The parts that a column `split` of the label table names; all as one without."""
     if reading.get("labels") is None:
         return {"all": bags}
-    frame = tables.read_frame(Path(reading["labels"]), rows="slide", dtype=str)
+    given = reading.get("slide")
+    where, frame, _ = read_table(
+        reading["labels"], reading.get("slide_table"), given, reading.get("patient")
+    )
     split = tables.like(("split",), list(frame))
-    slide = reading.get("slide") or tables.like(SLIDE_NAMES, list(frame))
+    slide = column_of("slide", given, frame, where)
     if split is None or frame[split].isna().all():
         return {"all": bags}
     part = dict(zip(frame[slide].map(key), frame[split].fillna("")))

@@ -246,7 +246,7 @@ def _table_opener(path: Path, source: Mapping[str, Any]) -> Callable[[], Feature
     size = sum(f.stat().st_size for f in files)
     if size > MOST_BYTES:
         raise ValueError(f"{path} has {size / 1e6:.0f} MB, too much to be read for this.")
-    columns = ("slide", "label", "positive", "format")
+    columns = ("slide", "label", "positive", "negative", "exclude", "format")
     given = {name: source[name] for name in columns if source.get(name) is not None}
 
     def opened() -> Features:
