@@ -114,7 +114,7 @@ def read_table(
     labels: Table,
     slide_table: Table | None = None,
     slide: str | None = None,
-    patient: str | None = None,
+    patient: str | bool | None = None,
 ) -> tuple[str, pd.DataFrame, bool]:
     """What to call it in messages, a table with one row per slide, and whether it was a pair."""
     where, df = _frame(labels, "labels")
