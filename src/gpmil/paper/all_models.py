@@ -25,7 +25,8 @@ def build(results: Results) -> Exhibit:
     unit = "slides" if results.test.groups is None else "patients"
     caption = (
         f"{results.name}: means over up to {runs} runs, with the 95 % interval over {unit} "
-        f"(DeLong's of the AUC, else {N_BOOTSTRAP} resamples a run; ends averaged over runs). {results.source}"
+        f"(DeLong's of the AUC, else {N_BOOTSTRAP} resamples a run; ends averaged over runs). "
+        f"{results.source}"
     )
     names = [f"slides: {name}" for name in SLIDE.values()]
     names += [f"patches: {name}" for name in PATCH.values()]
