@@ -8,8 +8,9 @@ refitted on other bags would vary.
 * Shares (accuracy, precision, recall, power, false discovery rate, and F1, which is a function of
   one) have the exact binomial interval of as many rows as theirs are worth; the AUC has DeLong's
   variance by patient, on the logit scale (`gpmil.intervals`). 16 of 16 right is 1.000 (0.79 to
-  1.00). In simulations 95 % intervals of the AUC held the truth in 93 to 99 % of cohorts of 16 to
-  100 bags, and those of shares in 95 to 99 % (``benchmarks/interval_coverage.py``).
+  1.00). In simulated cohorts of 16 to 100 bags 95 % intervals of shares held the truth in at least
+  94 %, of the AUC in 93 to 99 % (90 % with 10 positives among 100); see docs/decisions.md and
+  ``benchmarks/interval_coverage.py``.
 * All others have percentiles of a bootstrap: a resample draws patients with replacement, all bags
   of a patient together. From few patients these are too narrow. Where every resample gives the
   same 0 or 1 (an average precision of 1) the exact interval of as many patients takes their place.

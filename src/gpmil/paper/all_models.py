@@ -19,13 +19,14 @@ N_BOOTSTRAP = 400  # of every run
 
 
 def build(results: Results) -> Exhibit:
-    """Metrics that need no threshold, with bootstrap intervals over slides (or patients)."""
+    """Metrics that need no threshold, with intervals over slides (or patients)."""
     found = frame(results)
     runs = max(len(results.of(method.key)) for method in results.methods)
     unit = "slides" if results.test.groups is None else "patients"
     caption = (
         f"{results.name}: means over up to {runs} runs, with the 95 % interval over {unit} "
-        f"(bootstrap, {N_BOOTSTRAP} resamples a run, ends averaged over runs). {results.source}"
+        f"(DeLong's of the AUC, else {N_BOOTSTRAP} resamples a run; ends averaged over runs). "
+        f"{results.source}"
     )
     names = [f"slides: {name}" for name in SLIDE.values()]
     names += [f"patches: {name}" for name in PATCH.values()]
