@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import gpmil
 from gpmil import extras
 from gpmil.cli import app, demo, doctor
-from gpmil.cli import view as viewer
 from gpmil.models.base import log_odds
 
 RUN = [sys.executable, "-c", "from gpmil.cli import main; main()"]
@@ -239,22 +238,6 @@ def test_the_package_is_a_command():
 
 
 # --- gpmil demo --view ----------------------------------------------------------------------------
-def test_the_demo_hands_port_and_browser_to_the_viewer(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(viewer.serve, "prepare", lambda *given: seen.append(given) or Shown())
-    monkeypatch.setattr(viewer.serve, "run", lambda served, ready: ready())
-    monkeypatch.setattr(viewer.serve, "open_browser", lambda url: pytest.fail("a browser"))
-    words = ("--out", str(tmp_path / "demo"), *SMALL, "--view", "--port", "8123", "--no-browser")
-    result = invoke("demo", *words)
-    assert result.exit_code == 0 and "http://here" in result.output
-    assert seen == [([tmp_path / "demo"], None, "127.0.0.1", 8123, None)]
-
-
-class Shown:
-    url = "http://here"
-    entrance = SimpleNamespace(token=None)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

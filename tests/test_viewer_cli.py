@@ -120,15 +120,21 @@ def test_the_browser_is_opened_unless_told_otherwise(folder, monkeypatch):
 def test_demo_can_end_in_the_viewer(monkeypatch, tmp_path):
     from gpmil.cli import demo
 
-    shown = []
-    monkeypatch.setattr(demo.viewer, "run", lambda folders: shown.extend(folders))
+    shown, how = [], {}
+
+    def seen(folders, **options):
+        shown.extend(folders)
+        how.update(options)
+
+    monkeypatch.setattr(demo.viewer, "run", seen)
     for slow, instead in (("_write_maps", []), ("_write_pictures", {}), ("_page", "page")):
         monkeypatch.setattr(demo, slow, lambda *_, instead=instead: instead)
     monkeypatch.setattr(demo, "BUDGET", 3)
     arguments = ["demo", "--view", "--bags", "8", "--out", str(tmp_path / "demo")]
+    arguments += ["--port", "8123", "--no-browser"]
     result = CliRunner().invoke(app, arguments, prog_name="gpmil")
     assert result.exit_code == 0, result.output
-    assert shown == [tmp_path / "demo"]
+    assert shown == [tmp_path / "demo"] and how == {"port": 8123, "browser": False}
     found = as_json(open_cohort(shown), similar=False)
     assert found["runs"][0]["model"] == "VGPMILPRI" and found["runs"][0]["has_patches"]
     assert found["runs"][0]["fitted_coupling"] > 0
