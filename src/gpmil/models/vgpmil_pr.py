@@ -96,7 +96,7 @@ class VGPMILPR(FittedGP):
         None takes a GPU where there is one. float32 stores the N x M matrix H in half the memory;
         factorisations and sums stay float64; "auto" takes it where H would exceed 1 GB. H is kept
         in "memory", on "disk" (a temporary file), or nowhere: "recompute" computes it in every
-        pass. "auto": in memory if it fits.
+        pass. "auto": in memory if it fits, within the limit of a container too.
     verbose : bool
         Show progress lines while fitting.
 
