@@ -540,7 +540,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(command, run, tmp_path):
     refused(call(run, "--slides", tmp_path / "bare"), "none of the 2 slides", "no slide files")
     refused(call(run, "--step", "-3"), "--step: expected a positive number")
     (run / "config.json").write_text("{")
-    refused(call(run), "config.json is no readable JSON")
+    refused(call(run), "config.json cannot be read as JSON")
     (run / "config.json").write_text('{"steps": {"a": "wide"}}')
     refused(call(run), "steps of a in config.json: expected a positive number")
     (run / "config.json").write_text('{"steps": [32, 32]}')
@@ -551,18 +551,21 @@ def test_bad_input_gets_one_line_and_leaves_nothing(command, run, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"no gzip", "no whole table of patches"),
-        (gzip.compress(table(20, 1).to_csv().encode(), mtime=0)[:-30], "no whole table of patches"),
-        (gzip.compress(b"", mtime=0), "no whole table of patches"),
+        (b"no gzip", "cannot be read as a whole table of patches"),
+        (
+            gzip.compress(table(20, 1).to_csv().encode(), mtime=0)[:-30],
+            "cannot be read as a whole table of patches",
+        ),
+        (gzip.compress(b"", mtime=0), "cannot be read as a whole table of patches"),
         (gzip.compress(b"probability\n0.5\n", mtime=0), "found no x, y"),
         (gzip.compress(b"x,y,probability\n1,,0.5\n", mtime=0), "without a position"),
         (
             gzip.compress(b"x,y,probability\n1,2,high\n", mtime=0),
-            "expected numbers in column probability",
+            "expected numbers from 0 to 1 in column 'probability'",
         ),
         (
             gzip.compress(b"x,y,probability,flagged\n1,2,0.5,maybe\n", mtime=0),
-            "flagged to be 0 or 1",
+            "expected numbers among 0, 1 in column 'flagged'",
         ),
     ],
     ids=["no gzip", "cut", "empty", "no x", "no y", "a word", "maybe"],

@@ -386,7 +386,7 @@ def test_a_broken_table_is_named(written, tmp_path):
     whole = next((written / "patches").iterdir()).read_bytes()
     broken = tmp_path / "s.csv.gz"
     broken.write_bytes(whole[:-20])
-    with pytest.raises(ValueError, match=r"s\.csv\.gz is no whole table"):
+    with pytest.raises(ValueError, match=r"s\.csv\.gz cannot be read as a whole table"):
         runs.read_patches(broken)
     with pytest.raises(ValueError, match=r"has no predictions\.csv"):
         runs.read_predictions(tmp_path)

@@ -214,12 +214,29 @@ def test_steps_sides_and_anchors_of_the_run_count(tmp_path):
     assert decode(client(shown).get("/api/map/0/0").content)[0]["step"] == [200, 200]
 
 
-def test_odd_notes_are_passed_over(tmp_path):
-    odd = {"steps": [256], "sizes": {"s": "large"}, "options": None, "model": "x", "cache": 3}
-    own = client(write_run(tmp_path / "run", {"s": patches(30, 2)}, **odd))
+def test_few_notes_are_enough(tmp_path):
+    own = client(write_run(tmp_path / "run", {"s": patches(30, 2)}, options={}, model={}))
     assert own.get("/api/cohort").json()["runs"][0]["fitted_coupling"] is None
     assert decode(own.get("/api/map/0/0").content)[0]["sides"] == [256, 256]
     assert own.get("/api/similar/0/0/0").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"steps": [256]},
+        {"sizes": {"s": "large"}},
+        {"sizes": {"s": 1e-300}},
+        {"options": None},
+        {"options": {"asked": {"rate": "high"}}},
+        {"model": "x"},
+        {"cache": 3},
+        {"command": 7},
+    ],
+)
+def test_odd_notes_are_refused_by_name(odd, tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json"):
+        client(write_run(tmp_path / "run", {"s": patches(30, 2)}, **odd))
 
 
 def test_odd_tables_have_maps(tmp_path):
@@ -398,9 +415,9 @@ def test_a_table_that_vanishes_or_is_cut_is_said(tmp_path):
             answer = own.get(f"/api/{path}")
             assert answer.status_code == 404 and words in answer.json()["detail"]
     cut.write_bytes(gzip.compress(b"x,y,probability\n1,2\n"))
-    assert "no whole table" in own.get("/api/map/0/1").json()["detail"]
+    assert "as a whole table" in own.get("/api/map/0/1").json()["detail"]
     cut.write_bytes(gzip.compress(b"x,y,probability\n1,2,many\n"))
-    assert "no whole table" in own.get("/api/map/0/1").json()["detail"]
+    assert "as a whole table" in own.get("/api/map/0/1").json()["detail"]
 
 
 def test_a_run_is_never_written(page, run):

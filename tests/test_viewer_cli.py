@@ -44,13 +44,13 @@ def test_bad_folders_are_said_in_a_line(tmp_path, folder):
     assert "there is no config.json" in refused(tmp_path / "plain")
     assert "there is no config.json" in refused(folder, tmp_path / "plain")
     (tmp_path / "plain" / "config.json").write_text("{")
-    assert "no readable JSON" in refused(tmp_path / "plain")
+    assert "cannot be read as JSON" in refused(tmp_path / "plain")
     (tmp_path / "plain" / "config.json").write_text("[1]")
     assert "does not describe a run" in refused(tmp_path / "plain")
     (tmp_path / "plain" / "config.json").write_text((folder / "config.json").read_text())
     assert "no predictions.csv" in refused(tmp_path / "plain")
     for text, words in (
-        ("", "no whole table"),
+        ("", "as a whole table"),
         ("slide,other\na,1\n", "no column 'probability'"),
         ("slide,probability\na,many\n", "column 'probability'"),
         ("slide,probability\n", "has no slide"),

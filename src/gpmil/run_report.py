@@ -67,7 +67,7 @@ class Run:
         given: bool | None = None,
     ) -> "Run":
         """Open a finished run, or one about to be finished; what is given is not read."""
-        config = runs.read_config(folder)
+        config = run_files.read_config(folder / "config.json")
         if slides is None:
             found = (folder / runs.PREDICTIONS).exists()
             slides = runs.read_predictions(folder) if found else pd.DataFrame()

@@ -200,7 +200,7 @@ def _by_repeat(run: Path) -> dict[str, set[str]]:
     file = run / "predictions.csv"
     if not file.exists():
         return {}
-    frame = run_files.read_predictions(file, ["slide", "probability"])
+    frame = run_files.read_predictions(file, ["slide"])
     if not {"slide", "repeat"} <= set(frame):
         return {}
     return {str(k): set(own["slide"]) for k, own in frame.groupby("repeat", sort=False)}
