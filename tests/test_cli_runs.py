@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -586,7 +587,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(place, tmp_path):
         (["fit", tmp_path / "empty", *new], str(tmp_path / "empty")),
         (["fit", data, "--labels", labels, *new], "no slide has a label"),
         (["fit", data, "--label", "grade", *new], "no column 'grade'"),
-        (["fit", three, *new], "'a', 'b', 'c'"),
+        (["fit", three, *new], "3 classes: 'a' (6), 'b' (6), 'c' (6)"),
         (["fit", data, "--colour", "red", *new], "no such option: --colour; settings of VGPMILPRI"),
         (["fit", data, "--coupling", *new], "--coupling requires an argument"),
         (["fit", data, "--coupling", "-1", *new], "coupling must be"),
@@ -643,6 +644,116 @@ def test_three_classes_with_a_positive_one(tmp_path):
         "c": [6, "left out"],
     }
     assert "classes: b 6 (positive), a 6 (negative), c 6 (left out)" in card["read"]
+
+
+def test_a_word_for_a_column_of_numbers(place, tmp_path):
+    """--positive is text, the labels of a table are numbers."""
+    told = ran("inspect", place / "own.csv", "--positive", "1")
+    assert "classes: '1' 9 (positive), '0' 9 (negative)" in told
+    assert "classes: '0' 9 (positive)" in ran("inspect", place / "own.csv", "--positive", "0")
+    grades = write_table(tmp_path / "grades.csv", label=lambda b: 2 + b % 3)
+    asked = ["--positive", ">=3", "--negative", "<3"]
+    told = ran("inspect", grades, *asked)
+    assert "classes: '3' 6 (positive), '4' 6 (positive), '2' 6 (negative)" in told
+    minus = write_table(tmp_path / "minus.csv", label=lambda b: 1 if b % 2 else -1)
+    said = one_line(invoke("inspect", minus, "--positive", "1"))
+    assert "-1 means unlabelled here. Say --negative -1" in said
+    told = ran("inspect", minus, "--positive", "1", "--negative", "-1")
+    assert "classes: '1' 9 (positive), '-1' 9 (negative)" in told
+
+
+def test_evaluate_refuses_the_other_class(place, tmp_path):
+    """A model of cancer is not judged as one of benign slides, and nothing is overwritten."""
+    words = write_table(tmp_path / "words.csv", label=lambda b: ("benign", "cancer")[b % 2])
+    ran("fit", words, "--positive", "cancer", "--out", tmp_path / "fit", *COUPLED)
+    ran("predict", tmp_path / "fit", place / "own.csv", "--out", tmp_path / "new", *QUICK)
+    card = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert card["model"]["classes"] == {"cancer": [9, "positive"], "benign": [9, "negative"]}
+    labels = tmp_path / "labels.csv"
+    rows = [(f"s{b:02d}", ("Benign", "Cancer")[b % 2]) for b in range(18)]
+    pd.DataFrame(rows, columns=["slide", "label"]).to_csv(labels, index=False)
+    for run in (tmp_path / "new", tmp_path / "fit"):
+        before = contents(run)
+        said = one_line(invoke("evaluate", run, "--labels", labels, "--positive", "Benign"))
+        assert "'Benign' is positive here" in said and "is 'cancer'" in said
+        assert contents(run) == before
+        told = ran("evaluate", run, "--labels", labels, "--positive", "Cancer")
+        assert "classes: Cancer 9 (positive), Benign 9 (negative)" in told
+    for name in ("fit", "new"):  # as versions before this one wrote them
+        card = json.loads((tmp_path / name / "config.json").read_text())
+        card["data"].pop("classes")
+        card["model"].pop("classes", None)
+        for option in ("negative", "exclude", "slide_table"):
+            card["options"]["source"].pop(option)
+        (tmp_path / name / "config.json").write_text(json.dumps(card))
+    said = one_line(
+        invoke("evaluate", tmp_path / "new", "--labels", labels, "--positive", "Benign")
+    )
+    assert "the positive class of the model is 'cancer'" in said
+    for command, name in (("fit", "fit"), ("predict", "new")):
+        config = tmp_path / name / "config.json"
+        ran(command, "--config", config, "--out", tmp_path / f"{name}-again")
+
+
+def test_inspect_of_one_class_says_so(tmp_path):
+    data = write_table(tmp_path / "one.csv", label=lambda b: "cancer")
+    told = ran("inspect", data, "--positive", "cancer")
+    assert "WARNING: all 18 labelled slides are positive: a model needs both classes." in told
+
+
+# --- Tables as labs have them ---------------------------------------------------------------------
+def test_label_tables_of_many_kinds(job, tmp_path):
+    frame = pd.read_csv(job / "labels.csv").rename(
+        columns={"slide_id": "Slide Filename", "case_id": "Case ID"}
+    )
+    frame.to_csv(tmp_path / "semicolons.csv", sep=";", index=False)
+    frame.to_csv(tmp_path / "tabs.csv", sep="\t", index=False)
+    frame.to_csv(tmp_path / "commas.tsv", index=False)
+    tables = ["semicolons.csv", "tabs.csv", "commas.tsv"]
+    if find_spec("openpyxl") is not None:
+        frame.to_excel(tmp_path / "sheet.xlsx", index=False)
+        tables.append("sheet.xlsx")
+    for name in tables:
+        source = [job / "job", "--labels", tmp_path / name, "--positive", "cancer"]
+        told = ran("inspect", *source, "--cache", tmp_path / "kept")
+        assert "classes: cancer 6 (positive), benign 6 (negative)" in told
+        assert "slide is column 'Slide Filename'" in told and "column 'Case ID'" in told
+        assert "patients: 6" in told
+
+
+def test_a_pair_of_tables_as_stamp_has_them(job, tmp_path):
+    frame = pd.read_csv(job / "labels.csv")
+    patients = frame.drop_duplicates("case_id").assign(isCancer=["yes", "no"] * 3, site="A")
+    patients = patients.rename(columns={"case_id": "PATIENT"})[["PATIENT", "isCancer", "site"]]
+    patients.to_csv(tmp_path / "clini.csv", index=False)
+    slides = frame.assign(FILENAME=frame["slide_id"].str.replace(".svs", ".h5"))
+    slides = slides.rename(columns={"case_id": "PATIENT"})[["PATIENT", "FILENAME"]]
+    slides.to_csv(tmp_path / "slide.csv", index=False)
+    source = [job / "job", "--cache", tmp_path / "kept", "--labels", tmp_path / "clini.csv"]
+    alone = one_line(invoke("inspect", *source))
+    assert "'PATIENT', 'isCancer', 'site'" in alone and "with --slide-table" in alone
+    pair = [*source, "--slide-table", tmp_path / "slide.csv"]
+    assert "with --label." in one_line(invoke("inspect", *pair))
+    told = ran("inspect", *pair, "--label", "isCancer", "--positive", "yes")
+    assert "classes: yes 6 (positive), no 6 (negative)" in told and "patients: 6" in told
+    slides.assign(PATIENT="x").to_csv(tmp_path / "slide.csv", index=False)
+    said = one_line(invoke("inspect", *pair, "--label", "isCancer"))
+    assert "have no patient in common: 'p0', 'p1'" in said
+    twice = pd.concat([patients, patients.assign(isCancer="no")])
+    twice.to_csv(tmp_path / "clini.csv", index=False)
+    assert "one row per patient" in one_line(invoke("inspect", *pair, "--label", "isCancer"))
+
+
+def test_a_table_that_is_not_understood_is_answered_in_options(job, tmp_path):
+    columns = [f"column {letter}" for letter in "abcdefghij"]
+    pd.DataFrame([range(10)], columns=columns).to_csv(tmp_path / "odd.csv", index=False)
+    said = one_line(invoke("inspect", job / "job", "--labels", tmp_path / "odd.csv"))
+    assert ", ".join(repr(c) for c in columns) in said
+    assert "with --slide." in said and "slide=" not in said
+    message = "a=1, label/positive=x, 'slide=', with positive='a b', exclude='?' or graph=None."
+    assert options.in_options(message) == (
+        "a=1, label/positive=x, 'slide=', with --positive 'a b' --exclude '?' or --graph none."
+    )
 
 
 def test_unlabelled_slides_are_left_out_of_the_fit(tmp_path, caplog):

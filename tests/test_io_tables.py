@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpmil import Bags, io
-from gpmil.io import npz, sicapv2, tables
+from gpmil.io import npz, read_with_report, sicapv2, tables
+from gpmil.io.labels import SLIDE_NAMES
 
 FEATURES = [f"feature_{k}" for k in range(4)]
 
@@ -100,6 +101,66 @@ def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     (tmp_path / "cohort.parquet").write_bytes(b"PAR1")
     monkeypatch.setattr(tables, "find_spec", lambda name: None)
     refused(lambda: tables.read(tmp_path / "cohort.parquet"), "needs pyarrow", "pip install")
+
+
+def test_xlsx(cohort, df, tmp_path, said):
+    pytest.importorskip("openpyxl")
+    with pd.ExcelWriter(tmp_path / "cohort.xlsx") as book:
+        df.to_excel(book, sheet_name="patches", index=False)
+        df[:1].to_excel(book, sheet_name="notes", index=False)
+    same_bags(tables.read(tmp_path / "cohort.xlsx")["all"], cohort, near=1e-12)  # its digits
+    assert "of the sheets 'patches', 'notes' the first is read" in said()
+    whole = (tmp_path / "cohort.xlsx").read_bytes()
+    (tmp_path / "cohort.xlsx").write_bytes(whole[:-400])
+    refused(lambda: tables.read(tmp_path / "cohort.xlsx"), "cannot be read as xlsx")
+
+
+def test_xlsx_without_openpyxl(tmp_path, monkeypatch):
+    (tmp_path / "cohort.xlsx").write_bytes(b"PK")
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    refused(lambda: tables.read(tmp_path / "cohort.xlsx"), "gpmil[xlsx]", "save the table as csv")
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_separators_are_told_by_the_header(separator, cohort, df, tmp_path):
+    renamed = df.rename(columns={"slide": "Slide ID", "patient": "bcr_patient_barcode"})
+    renamed = renamed.assign(**{"a, b, c": 1}) if separator == ";" else renamed
+    renamed.to_csv(tmp_path / "cohort.csv", sep=separator, index=False)
+    features = [f"feature_{k}" for k in range(4)]
+    same_bags(tables.read(tmp_path / "cohort.csv", features=features)["all"], cohort)
+
+
+def test_columns_are_guessed_generously():
+    for name in ("Slide Filename", "Slide ID", "slideName", "File Name", "FILENAME", "slide.path"):
+        assert tables.like(SLIDE_NAMES, ["note", name]) == name
+    names = ["Case ID", "PatientID", "patient_id", "PATIENT", "case_submitter_id"]
+    for name in [*names, "bcr_patient_barcode"]:
+        assert tables.like(tables.GUESSES["patient"], ["note", name]) == name
+    assert tables.like(SLIDE_NAMES, ["slides", "note"]) is None
+
+
+def test_classes_of_a_table_of_patches(df, tmp_path):
+    """Counted by slide, not by patch."""
+    slides = df["slide"].unique()
+    kind = dict(zip(slides, ["Tumour"] * 10 + ["tumour"] * 4 + ["benign"] * 5 + ["?"] * 3))
+    path = written(df.assign(label=df["slide"].map(kind)), tmp_path)
+    refused(lambda: tables.read(path, positive="tumour"), "'Tumour' (14), 'benign' (5), '?' (3)")
+    bags, report = read_with_report(path, positive="tumour", exclude="?")
+    assert report.classes == {
+        "Tumour": (14, "positive"),
+        "benign": (5, "negative"),
+        "?": (3, "left out"),
+    }
+    assert (report.positive, report.negative) == ("Tumour", "benign")
+    assert bags.class_names == ("benign", "Tumour")
+    assert np.bincount(bags.labels + 1).tolist() == [3, 5, 14]
+    assert any("taken as one class" in note for note in report.notes)
+
+
+def test_npz_classes(cohort, tmp_path):
+    path = packed(tmp_path, arrays(cohort, y_bag=2 + cohort.labels))
+    found = npz.read(path, step=256, positive=3)["all"]
+    assert found.labels.tolist() == cohort.labels.tolist() and found.class_names == ("2", "3")
 
 
 def test_splits(cohort, df, tmp_path):

@@ -364,10 +364,10 @@ def _xlsx(path: Path, **options: Any) -> pd.DataFrame:
             "'gpmil[xlsx]', or save the table as csv."
         )
     with reading(path, "xlsx"), pd.ExcelFile(path, engine="openpyxl") as book:
-        if len(book.sheet_names) > 1:
+        if len(book.sheet_names) > 1 and "nrows" not in options:
             names = listed(book.sheet_names)
             logger.warning("%s: of the sheets %s the first is read.", path.name, names)
-        df = book.parse(0, **options)
+        df = pd.read_excel(book, sheet_name=0, **options)
     return df.dropna(how="all")  # rows that were formatted, but never filled
 
 
