@@ -22,11 +22,13 @@ from typing import Any, TextIO
 from urllib.parse import unquote
 
 import numpy as np
+import pandas as pd
 import typer
 from rich.console import Console
 from rich.progress import track
 
 from gpmil import __version__, run_files, slides
+from gpmil.foreign import BadFile, reading
 from gpmil.graphs import infer_step
 from gpmil.persistence import written_by_someone
 from gpmil.qupath import Patches
@@ -344,9 +346,10 @@ def _others(found: Sequence[Table]) -> list[Table]:
 def _largest_std(table: Table) -> float:
     """0 where a table has none, or is broken: who asks for its slide is told."""
     try:
-        frame = pd.read_csv(table.file, usecols=lambda name: name in ("sd", "std"))
-        values = np.asarray(frame, dtype=np.float64)
-    except (OSError, EOFError, ValueError, zlib.error):
+        with reading(table.file, "a table of patches"):
+            frame = pd.read_csv(table.file, usecols=lambda name: name in ("sd", "std"))
+            values = np.asarray(frame, dtype=np.float64)
+    except BadFile:
         return 0.0
     return float(values[np.isfinite(values)].max(initial=0.0))
 

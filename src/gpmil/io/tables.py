@@ -6,6 +6,7 @@
 Columns are known by their names where they are not given, and what was guessed is logged.
 """
 
+import gzip
 import logging
 import os
 import re

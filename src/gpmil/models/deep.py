@@ -70,7 +70,7 @@ class Batch:
         return len(self.bags)
 
 
-def segment_sum(x: Float[Tensor, "n *d"], segment: Int[Tensor, " n"], b: int) -> Tensor:
+def segment_sum(x: Float[Tensor, "n *d"], segment: Int[Tensor, " n"], b: int) -> Tensor:  # noqa: F821
     """The sum over each bag, (b, ...)."""
     return x.new_zeros(b, *x.shape[1:]).index_add_(0, segment, x)
 
