@@ -25,9 +25,9 @@ def counts_of(values) -> Counter:
 # ------------------------------------------------------------------ properties
 
 
-@given(st.text())
+@given(st.text(st.characters(codec="ascii"), min_size=1))
 def test_folding_twice_is_folding_once(name):
-    assume(text(name) is not None and name.isascii())
+    assume(text(name) is not None)
     once = " ".join(name.split())
     assert fold(once) == fold(f"  {once} ") == fold(once.upper())
 

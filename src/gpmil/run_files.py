@@ -146,7 +146,7 @@ def read_predictions(file: Path, needed: Iterable[str]) -> pd.DataFrame:
             )
     if "decision" in frame and not set(frame["decision"]) <= MARK:
         raise BadFile(f"{file}: expected accept, refer or nothing in column 'decision'.")
-    keys = [name for name in ("slide", "coupling", "repeat") if name in frame]
+    keys = [name for name in ("slide", "coupling", "repeat", "fold") if name in frame]
     twice = frame.duplicated(keys).to_numpy()
     if twice.any():
         raise BadFile(

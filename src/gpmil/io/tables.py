@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from packaging.version import Version
 
 from gpmil import classes, extras
 from gpmil.bag_checks import all_columns, count, listed
@@ -29,6 +30,10 @@ from gpmil.foreign import BadFile, reading, reason
 
 logger = logging.getLogger("gpmil")
 
+# Numbers to the last digit, which pandas promises by itself since 3.1.
+EXACT: dict[str, Any] = (
+    {} if Version(pd.__version__) >= Version("3.1") else {"float_precision": "round_trip"}
+)
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".xlsx", ".parquet")
 SEPARATORS = (",", ";", "\t", "|")
 LONGEST_HEADER = 1 << 24
@@ -334,7 +339,7 @@ def _csv(path: Path, **options: Any) -> pd.DataFrame:
         with reading(path, "a table of separated values"), warnings.catch_warnings():
             # Without index_col=False a first row longer than the header would shift the columns.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            return pd.read_csv(path, sep=_separator(path), index_col=False, **options)
+            return pd.read_csv(path, sep=_separator(path), index_col=False, **EXACT, **options)
     except BadFile as error:
         if isinstance(error.__cause__, pd.errors.ParserWarning):
             raise BadFile(

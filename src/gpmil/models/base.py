@@ -10,6 +10,7 @@ from logging import INFO, StreamHandler, getLogger
 from numbers import Real
 from threading import Lock
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -198,11 +199,14 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
 
     def _say_once(self, lines: list[str]) -> None:
         """Predictions come in batches: a line is said for the first of them."""
-        said = self.__dict__.setdefault("_said", set())
+        said = _SAID.setdefault(self, set())  # beside the model: a prediction leaves it as it is
         for line in lines:
             if line not in said:
                 logger.warning("%s", line)
         said.update(lines)
+
+
+_SAID: WeakKeyDictionary[BagClassifier, set[str]] = WeakKeyDictionary()
 
 
 def warning(wrong: str) -> str:
