@@ -150,6 +150,19 @@ def test_slides_that_do_not_fit_together_leave_no_cache(job):
     refused(job, "1 slide without positions")
 
 
+@pytest.mark.parametrize("part", ["index", "arrays"])
+def test_a_damaged_cache_is_made_again(job, part):
+    whole = gpmil.read(job)
+    kept = next((job / ".gpmil-cache").rglob(f"{part}*"))
+    data = kept.read_bytes()
+    changed = data.replace(b"256.0", b"512.0") if part == "index" else data[:80] + b"x" + data[81:]
+    assert changed != data
+    kept.write_bytes(changed)
+    again = gpmil.read(job)
+    np.testing.assert_array_equal(again.step, whole.step)
+    np.testing.assert_array_equal(again.coords, whole.coords)
+
+
 # ------------------------------------------------------------------ numpy
 
 

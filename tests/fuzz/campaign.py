@@ -87,7 +87,8 @@ def run_case(target: Target, case: int, folder: Path) -> Outcome:
     place, temporary = folder / "data", folder / "tmp"
     place.mkdir(parents=True)
     temporary.mkdir()
-    target.make(place, rng_of(target, case))
+    with _quiet(temporary):
+        target.make(place, rng_of(target, case))
     before = _files(folder)
     with _quiet(temporary):
         outcome = _attempt(target, place)

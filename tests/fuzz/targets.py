@@ -213,6 +213,18 @@ def damaged(write: Write, kinds: dict[str, Mutate], only: str = "*") -> Mutate:
     return make
 
 
+def damaged_cache(folder: Path, rng: np.random.Generator) -> None:
+    """Whole files, and what is kept of them damaged; the features have no checksum."""
+    _npy(folder)
+    read(folder)
+    kept = sorted(p for p in (folder / ".gpmil-cache").rglob("*") if p.suffix in (".json", ".npz"))
+    path = kept[rng.integers(len(kept))]
+    if path.suffix == ".json" and rng.random() < 0.7:
+        mutate.json_values(path, rng)
+    else:
+        mutate.some_bytes(path, rng)
+
+
 # ------------------------------------------------------------------ reading
 
 
@@ -314,6 +326,7 @@ TARGETS: list[Target] = [
     Target("torchmil", damaged(_torchmil, ARRAYS), read, judge_files),
     Target("torchmil-h5", damaged(_torchmil_h5, H5), read, judge_files),
     Target("npy", damaged(_npy, ARRAYS), read, judge_files),
+    Target("cache", damaged_cache, read, judge_files),
     Target("csv", damaged(_csv, CSV), read_table, judge_rows),
     Target("csv-gz", damaged(_csv_gz, CSV), read_table, judge_rows),
     Target("npz", damaged(_npz, {".npz": mutate.npz}), read_table, judge),
