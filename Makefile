@@ -23,13 +23,17 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 WORKERS := 2
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help demo paper test lint format docs bench studies clean
+# Damaged files per target of `make fuzz`.
+CASES ?= 10000
+
+.PHONY: help demo paper test fuzz lint format docs bench studies clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    simulate a cohort, fit, predict held-out slides, write demo/"
 	@echo "make paper   every table and figure of the paper, in paper/ (ARGS=--quick: two minutes)"
 	@echo "make test    every test and every documented example (ARGS='-k graphs' selects)"
+	@echo "make fuzz    damaged files by the thousand, under limits (CASES=10000 per target)"
 	@echo "make lint    ruff, format check, mypy"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make docs    the documentation site, in site/"
@@ -45,6 +49,9 @@ paper: .venv/.stamp-run
 
 test: .venv/.stamp-dev
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+fuzz: .venv/.stamp-dev
+	cd tests && $(ONE_THREAD) ../$(BIN)/python -m fuzz.campaign --cases $(CASES) $(ARGS)
 
 lint: .venv/.stamp-dev
 	$(BIN)/ruff check

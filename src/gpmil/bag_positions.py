@@ -19,6 +19,8 @@ from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
 
+FARTHEST = 1e15
+"""Positions beyond are damage: whole numbers so large are no longer exact in float64."""
 MANY_INSTANCES = 10
 """A bag of this many instances without a single edge is worth a warning."""
 
@@ -56,6 +58,12 @@ def as_coords(coords: Any, offsets: Offsets, names: np.ndarray) -> Coords | None
         raise ValueError(
             f"coords: {count(int(bad.sum()), 'position')} NaN or infinite, "
             f"in {listed(names[np.unique(bag[bad])])}"
+        )
+    far = (np.abs(array) > FARTHEST).any(axis=1)
+    if far.any():
+        raise ValueError(
+            f"coords: {count(int(far.sum()), 'position')} beyond {FARTHEST:g}, "
+            f"in {listed(names[np.unique(bag[far])])}: no slide is so large"
         )
     _refuse_duplicates(array, bag, names)
     return array

@@ -32,6 +32,7 @@ import warnings
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -86,7 +87,8 @@ def run_case(target: Target, case: int, folder: Path) -> Outcome:
     place, temporary = folder / "data", folder / "tmp"
     place.mkdir(parents=True)
     temporary.mkdir()
-    target.make(place, rng_of(target, case))
+    with _quiet(temporary):
+        target.make(place, rng_of(target, case))
     before = _files(folder)
     with _quiet(temporary):
         outcome = _attempt(target, place)
@@ -223,7 +225,8 @@ class Worker:
         if "begin" in line:
             self.now, self.since = line["begin"], time.monotonic()
         else:
-            self.found[line.pop("end")] = Outcome(**line)
+            case = line.pop("end")
+            self.found[case] = Outcome(**line)
 
     def _watch(self, process: subprocess.Popen) -> None:
         while process.poll() is None:
@@ -273,11 +276,8 @@ def campaign(names: list[str], cases: int, first: int, seconds: float, megabytes
 
 def _spread(name: str, cases: range, seconds: float, megabytes: float) -> dict[int, Outcome]:
     workers = [Worker(name, list(cases[k::WORKERS]), seconds, megabytes) for k in range(WORKERS)]
-    threads = [threading.Thread(target=worker.run) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(Worker.run, workers))  # a worker that breaks is an error here
     return {case: outcome for worker in workers for case, outcome in worker.found.items()}
 
 

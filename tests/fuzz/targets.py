@@ -19,7 +19,9 @@ from fuzz.campaign import Target
 from gpmil.cli import inspect
 from gpmil.cli.options import Source
 from gpmil.cli.patch_tables import Table
-from gpmil.io import read_with_report
+from gpmil.io import h5_look, read_with_report
+
+h5_look.SECONDS = 1.0  # so many seconds per file that libhdf5 would never be done with
 
 NAMES = ("s0", "s1", "s2")
 LABELS = {"s0": 1, "s1": 0, "s2": 1}
@@ -211,6 +213,18 @@ def damaged(write: Write, kinds: dict[str, Mutate], only: str = "*") -> Mutate:
     return make
 
 
+def damaged_cache(folder: Path, rng: np.random.Generator) -> None:
+    """Whole files, and what is kept of them damaged; the features have no checksum."""
+    _npy(folder)
+    read(folder)
+    kept = sorted(p for p in (folder / ".gpmil-cache").rglob("*") if p.suffix in (".json", ".npz"))
+    path = kept[rng.integers(len(kept))]
+    if path.suffix == ".json" and rng.random() < 0.7:
+        mutate.json_values(path, rng)
+    else:
+        mutate.some_bytes(path, rng)
+
+
 # ------------------------------------------------------------------ reading
 
 
@@ -312,6 +326,7 @@ TARGETS: list[Target] = [
     Target("torchmil", damaged(_torchmil, ARRAYS), read, judge_files),
     Target("torchmil-h5", damaged(_torchmil_h5, H5), read, judge_files),
     Target("npy", damaged(_npy, ARRAYS), read, judge_files),
+    Target("cache", damaged_cache, read, judge_files),
     Target("csv", damaged(_csv, CSV), read_table, judge_rows),
     Target("csv-gz", damaged(_csv_gz, CSV), read_table, judge_rows),
     Target("npz", damaged(_npz, {".npz": mutate.npz}), read_table, judge),

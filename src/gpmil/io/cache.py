@@ -27,6 +27,7 @@ from jaxtyping import Float, Int
 from gpmil import extraction
 from gpmil.bag_checks import count
 from gpmil.foreign import reading
+from gpmil.io.arrays import npz
 from gpmil.io.formats import Listing, Opener, opener
 from gpmil.io.slides import BadSlide, Slide, SlideLevel, Told
 
@@ -69,19 +70,19 @@ def stored(listing: Listing, cache: Any, skip_bad: bool) -> Stored:
     """The cohort from the cache, which is made where it is missing or older than the files."""
     places = _places(listing, cache)
     for folder in places:
-        index = _valid_index(folder, listing)
-        if index is not None:
-            made: tuple[Path, ...] = ()
+        found = valid(folder, listing)
+        if found is not None:
             break
     else:
         folder = _first_writable(places)
         with _no_empty_folders(folder):
             index = _build(folder, listing, skip_bad)
         made = (folder / "index.json", *(folder / index[part] for part in ("features", "arrays")))
-    if index["bad"] and not skip_bad:
-        name, reason = index["bad"][0]
+        found = replace(_opened(folder, index), files=made)
+    if found.bad and not skip_bad:
+        name, reason = found.bad[0]
         raise ValueError(f"{listing.files[name]}: {reason}. {SKIP}")
-    return replace(_opened(folder, index), files=made)
+    return found
 
 
 @contextmanager
@@ -160,27 +161,28 @@ def _sources(listing: Listing) -> dict[str, list[int]]:
     return found
 
 
-def _valid_index(folder: Path, listing: Listing) -> dict[str, Any] | None:
-    """The index, if it is of these files as they are now and its own files are whole."""
+def valid(folder: Path, listing: Listing) -> Stored | None:
+    """What is kept, if it is of these files as they are now and its own files are whole."""
     try:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        digest = index.pop("digest")
         good = (
-            index["version"] == VERSION
+            digest == _digest(json.dumps(index))
+            and index["version"] == VERSION
             and index["format"] in listing.formats
             and index["sources"] == _sources(listing)
             and (folder / index["features"]).stat().st_size == index["bytes"]
             and (folder / index["arrays"]).is_file()
         )
-    except (OSError, ValueError, KeyError, TypeError):
+        return _opened(folder, index) if good else None
+    except Exception:  # whatever somebody did to it: it is made again
         return None
-    return index if good else None
 
 
 def _opened(folder: Path, index: dict[str, Any]) -> Stored:
     slides = [Kept(s["name"], s["n"], _told(s["told"])) for s in index["slides"]]
     shape = (sum(s.n for s in slides), index["n_features"])
-    with np.load(folder / index["arrays"], allow_pickle=False) as arrays:
-        parts = {name: arrays[name] for name in arrays.files}
+    parts = npz(folder / index["arrays"])
     return Stored(
         format=index["format"],
         folder=folder,
@@ -234,6 +236,7 @@ def _build(folder: Path, listing: Listing, skip_bad: bool) -> dict[str, Any]:
                 dtype = wider.dtype
         np.savez(folder / parts["arrays"], **copy.arrays())
         index = copy.index() | parts | {"version": VERSION, "format": name, "sources": sources}
+        index["digest"] = _digest(json.dumps(index))
         draft.write_text(json.dumps(index), encoding="utf-8")
         old = _names_in_index(folder)
         os.replace(draft, folder / "index.json")
@@ -294,7 +297,7 @@ def _names_in_index(folder: Path) -> list[Path]:
     try:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         return [folder / Path(index[part]).name for part in ("features", "arrays")]
-    except (OSError, ValueError, KeyError, TypeError):
+    except Exception:  # whatever somebody did to it
         return []
 
 

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-SECONDS = 10.0
+SECONDS = 5.0
 """Computing time for the look at one file; a header takes milliseconds."""
 WAITING = 120.0
 """Time until the answer, on a slow disk."""
@@ -78,7 +78,7 @@ class _Helper:
     def _start(self) -> None:
         self.process = subprocess.Popen(
             # -P: the modules beside this file are not to be found as if they were installed
-            [sys.executable, "-P", __file__, str(SECONDS)],
+            [sys.executable, "-P", __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -103,7 +103,7 @@ class _Helper:
         timer.start()
         try:
             assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps(str(path.absolute())) + "\n")
+            self.process.stdin.write(json.dumps([str(path.absolute()), SECONDS]) + "\n")
             self.process.stdin.flush()
             return self._hear()
         except BrokenPipeError:
@@ -189,8 +189,9 @@ def _main() -> None:
     os.dup2(2, 1)
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
-        _limit(float(sys.argv[1]))
-        print(json.dumps(_fault(json.loads(line))), file=answers, flush=True)
+        path, seconds = json.loads(line)
+        _limit(seconds)
+        print(json.dumps(_fault(path)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

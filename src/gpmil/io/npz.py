@@ -115,6 +115,8 @@ def _load(path: Path) -> dict[str, np.ndarray]:
 
 def _check_lengths(arrays: dict[str, np.ndarray], path: Path) -> None:
     for names, first in ((PER_INSTANCE, "X"), (PER_BAG, "bag_id")):
+        if arrays[first].ndim == 0:
+            raise ValueError(f"{path}: {first}: expected an array, found a single value.")
         for name in (name for name in names if name in arrays):
             shape, axes = arrays[name].shape, 2 if name == "X" else 1
             if len(shape) != axes or shape[0] != len(arrays[first]):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int, Num
 
+from gpmil.bag_positions import FARTHEST
 from gpmil.foreign import BadFile
 
 BLOCK = 1 << 25
@@ -90,6 +91,8 @@ def positions(values: np.ndarray, n: int) -> Float[np.ndarray, "n k"]:
     if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
         raise BadSlide(f"coords: expected finite numbers, found type {array.dtype}, or NaN")
     array = array.astype(np.float64)
+    if np.abs(array).max(initial=0.0) > FARTHEST:
+        raise BadSlide(f"coords: found {np.abs(array).max():g}; no slide is so large")
     again = n - len(np.unique(array, axis=0))
     if again:
         raise BadSlide(f"coords: {again} of {n} patches lie where another one does")

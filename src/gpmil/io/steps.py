@@ -16,6 +16,7 @@ from gpmil import graphs
 from gpmil.bag_checks import SHOWN, count
 from gpmil.io.slides import Told
 
+SMALLEST, LARGEST = 1e-6, 1e9
 INFERRED = "inferred from the positions"
 
 Step = tuple[float, ...]
@@ -25,13 +26,13 @@ Attributes = Mapping[str, Any]
 def number(attrs: Attributes, name: str, zero: bool = False) -> float | None:
     """A positive attribute as a number; None where it is missing, which TRIDENT writes 'None'.
 
-    `zero` is a number, too, where it is said so.
+    So is what no step, size or magnification can be, such as 1e300. `zero` allows that, too.
     """
     try:
         value = float(np.ravel(attrs[name])[0])
     except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         return None
-    return value if np.isfinite(value) and (value > 0 or (zero and value == 0)) else None
+    return value if SMALLEST <= value <= LARGEST or (zero and value == 0) else None
 
 
 def _level0(attrs: Attributes) -> tuple[float | None, float | None]:
@@ -73,7 +74,9 @@ def downsampled_step(attrs: Attributes) -> Step | None:
     except (ValueError, TypeError, OverflowError):  # text, NaN or infinite
         return None
     pair = factors if len(factors) == 2 else factors[:1] * 2
-    return (size * pair[0], size * pair[1]) if len(pair) == 2 and min(pair) > 0 else None
+    if len(pair) != 2 or min(pair) <= 0 or size * max(pair) > LARGEST:
+        return None
+    return size * pair[0], size * pair[1]
 
 
 def told_step(attrs: Attributes, beside: Attributes | None) -> tuple[Step | None, str]:

@@ -79,5 +79,9 @@ def _checked_records(path: Path) -> list[int]:
         # torch.serialization.set_crc32_options(False) writes zeros
         damaged = records.testzip() if any(r.CRC for r in records.infolist()) else None
         if damaged is not None:
-            raise BadSlide(f"its part {damaged} is damaged. Copy the file again")
+            raise BadSlide(
+                f"its part {damaged or 'without a name'} is damaged. Copy the file again"
+            )
+        if any(r.compress_type != zipfile.ZIP_STORED for r in records.infolist()):
+            raise BadSlide("it was packed again as a zip file: torch would map what is packed")
         return [r.file_size for r in records.infolist() if DATA.search(r.filename)]

@@ -229,9 +229,8 @@ def _opener(path: Path, source: Mapping[str, Any], caches: list[Path]) -> Callab
         return _table_opener(path, source)
     for given in (*caches, None):
         for folder in cache._places(listing, given):
-            index = cache._valid_index(folder, listing)
-            if index is not None:
-                found = cache._opened(folder, index)
+            found = cache.valid(folder, listing)
+            if found is not None:
                 offsets = offsets_of(np.array([s.n for s in found.slides]))
                 names = [s.name for s in found.slides]
                 known = Features(found.features, offsets, names, found.coords)
