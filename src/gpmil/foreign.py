@@ -43,7 +43,11 @@ def read_json(path: Path, error: type[BadFile] = BadFile, finite: bool = True) -
 
     With `finite` also where a number is NaN, infinite or too large for a float.
     """
-    checks = {"parse_float": _number, "parse_int": _number, "parse_constant": _number}
+    checks: dict[str, Any] = {
+        "parse_float": _number,
+        "parse_int": _number,
+        "parse_constant": _number,
+    }
     with reading(path, "JSON", error):
         text = path.read_text(encoding="utf-8")
         found = json.loads(text, object_pairs_hook=_said_once, **(checks if finite else {}))

@@ -633,8 +633,9 @@ def _plain(estimates: Mapping[str, metrics.Estimate]) -> dict[str, dict[str, Any
 
 def estimate(card: Mapping[str, Any]) -> metrics.Estimate:
     """An estimate as metrics.json has it."""
-    known = {k: card[k] for k in metrics.Estimate.__dataclass_fields__ if k in card}
-    return metrics.Estimate(**{k: math.nan if v is None else v for k, v in known.items()})
+    known: dict[str, Any] = {k: card[k] for k in metrics.Estimate.__dataclass_fields__ if k in card}
+    fields: dict[str, Any] = {k: math.nan if v is None else v for k, v in known.items()}
+    return metrics.Estimate(**fields)
 
 
 def batches(sizes: Int[np.ndarray, " B"], most: int = 20_000) -> Iterator[Int[np.ndarray, " b"]]:
