@@ -390,6 +390,225 @@ def test_no_model_there(tmp_path):
     refused(tmp_path / "file", "no gpmil model", "file")
 
 
+# --- Damage that a checksum does not tell ------------------------------------------------------
+
+
+def with_arrays(folder: Path, **changed) -> None:
+    """Other arrays, with the checksum of the writer itself."""
+    arrays, card = persistence.read(folder)
+    card = {k: v for k, v in card.items() if k not in ("format", "version", "sha256")}
+    persistence.write(folder, arrays | changed, card)
+
+
+def with_fitted(folder: Path, **changed) -> None:
+    rewrite(folder, fitted=read_card(folder)["fitted"] | changed)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "name",
+    ["inducing_points_", "posterior_mean_", "posterior_covariance_", "whitened_mean_",
+     "whitened_precision_", "feature_mean_", "feature_scale_"],
+)  # fmt: skip
+def test_numbers_that_are_none_are_refused_by_name(name, value, folder):
+    array = persistence.read(folder)[0][name].copy()
+    array.flat[1] = value
+    with_arrays(folder, **{name: array})
+    refused(folder, str(folder), ARRAYS, name, "1 of them NaN or infinite", "fit and save anew")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "telling"),
+    [
+        ("whitened_mean_", lambda a: a[:-1], "shape (M,) with M = 12, found (11,)"),
+        ("inducing_points_", lambda a: a[:, :3], "shape (M, D) with M = 12, D = 4, found (12, 3)"),
+        ("inducing_points_", lambda a: a[:0], "found (0, 4)"),
+        ("feature_mean_", lambda a: a[None], "shape (D,) with D = 4, found (1, 4)"),
+        ("feature_scale_", lambda a: a[:1], "feature_scale_: expected 4 numbers, found 1"),
+        ("feature_scale_", lambda a: -a, "numbers > 0"),
+        ("feature_scale_", lambda a: 0 * a, "numbers > 0"),
+        ("whitened_mean_", lambda a: a.astype("f4"), "float64 numbers, found float32"),
+        ("whitened_precision_", lambda a: 0.1 * a, "I + W'W"),
+        ("whitened_precision_", lambda a: a + np.triu(np.ones_like(a)), "I + W'W"),
+        ("posterior_covariance_", lambda a: -a, "positive definite"),
+        ("posterior_mean_", lambda a: a[::-1].copy(), "does not follow"),
+        ("inducing_points_", lambda a: a + np.arange(12.0)[:, None], "does not follow"),
+        ("classes_", lambda a: a[::-1].copy(), "the smaller first"),
+        ("classes_", lambda a: 0 * a, "the smaller first"),
+        ("classes_", lambda a: np.arange(3), "shape (2,), found (3,)"),
+    ],
+)
+def test_arrays_that_no_fit_leaves_are_refused(name, change, telling, folder):
+    with_arrays(folder, **{name: np.ascontiguousarray(change(persistence.read(folder)[0][name]))})
+    refused(folder, ARRAYS, name, telling)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"variance_": -1.0}, {"variance_": None}, {"lengthscale_": 0}, {"lengthscale_": "long"},
+        {"variance_": 10**400}, {"mean_": float("nan")}, {"mean_": None}, {"coupling_": -0.5},
+        {"coupling_": 1e300}, {"n_iter_": 2.5}, {"converged_": "yes"}, {"residual_": -1},
+        {"n_features_in_": 5}, {"n_features_in_": True}, {"cohort_": []}, {"cohort_": {"bags": -1}},
+        {"cohort_": {"encoder": 3}}, {"tuning_trace_": [{}]}, {"loo_log_likelihood_": "x"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fitted_numbers_that_cannot_be_are_refused(changed, folder):
+    with_fitted(folder, **changed)
+    refused(folder, "corrupted", next(iter(changed)).replace("n_features_in_", "feature"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"n_inducing": 1}, {"n_inducing": "many"}, {"solver": "magic"}, {"tol": 0},
+        {"tol": "small"},
+        {"lengthscale": [1.0, 2.0]}, {"lengthscale": [[1.0], [2.0]]}, {"variance": 10**400},
+        {"optimize": 3}, {"optimize": ["everything"]}, {"random_state": {"a": 1}}, {"flags": None},
+        {"inducing": 7}, {"n_components": 2}, {"calibrated": True}, {"coupling": "strong"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_fit_refuses_are_refused(changed, folder):
+    rewrite(folder, settings=read_card(folder)["settings"] | changed)
+    (name,) = changed
+    refused(folder, "corrupted", {"calibrated": "folds"}.get(name, name))
+
+
+def test_a_setting_of_a_newer_version_says_so(folder):
+    rewrite(folder, settings=read_card(folder)["settings"] | {"wisdom": 3})
+    refused(folder, "'wisdom' is no setting of VGPMILPRI", "newer gpmil", "upgrade")
+
+
+def test_an_error_of_our_own_is_not_called_damage(folder, monkeypatch):
+    def broken(*_):
+        raise KeyError("a mistake in gpmil")
+
+    monkeypatch.setattr(VGPMILPRI, "_restore_folds", broken)
+    with pytest.raises(KeyError, match="a mistake in gpmil"):
+        gpmil.load(folder)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e40])
+def test_features_out_of_range_predict_no_nan(size, cohort, folder):
+    far = Bags.from_arrays([size * x for x in cohort.split(cohort.features)])
+    for loaded in (gpmil.load(folder), gpmil.MeanPoolMIL(max_epochs=1, random_state=0).fit(cohort)):
+        far_too_far = size > 1 and isinstance(loaded, gpmil.MeanPoolMIL)
+        if far_too_far:
+            with pytest.raises(ValueError, match="predicts NaN or infinite"):
+                loaded.predict_proba(far)
+        else:
+            assert np.isfinite(loaded.predict_proba(far)).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "telling"),
+    [
+        (b'"class"', b'"class": "VGPMIL", "class"', "twice"),
+        (b'"VGPMILPRI"', b"[" * 100_000, "RecursionError"),
+        (b'"VGPMILPRI"', b'"\\ud800"', "surrogates"),
+        (b'"VGPMILPRI"', b"9" * 5000, "digits"),
+        (b'"VGPMILPRI"', b'"\xff"', "UnicodeDecodeError"),
+    ],
+    ids=["twice", "deep", "half a character", "digits", "bytes"],
+)
+def test_a_card_that_json_alone_would_let_through(old, new, telling, folder):
+    text = (folder / CARD).read_bytes()
+    (folder / CARD).write_bytes(text.replace(old, new, 1))
+    refused(folder, CARD, "JSON", telling, "corrupted")
+
+
+@pytest.mark.parametrize("name", [ARRAYS, CARD])
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_not_waited_for(make, name, folder):
+    (folder / name).unlink()
+    make(folder / name)
+    refused(folder, name, "no regular file")
+
+
+@pytest.fixture(scope="module")
+def flagged(cohort, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("flagged") / "model"
+    small(calibrated=True, flags=True, n_folds=2).fit(cohort).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("cross_fit.labels", lambda a: 2 * a),
+        ("cross_fit.groups", lambda a: a[:-1]),
+        ("cross_fit.fold", lambda a: a + 1),
+        ("cross_fit.log_odds", lambda a: a * np.nan),
+        ("reference.scores", lambda a: a[::-1].copy()),
+        ("reference.offsets", lambda a: a[:-1]),
+        ("reference.offsets", lambda a: a - 1),
+        ("reference.bag", lambda a: a.astype("f8")),
+        ("fold1.whitened_precision_", lambda a: -a),
+    ],
+)
+def test_a_damaged_cross_fit(name, change, flagged, tmp_path):
+    arrays, card = persistence.read(flagged)
+    persistence.write(tmp_path / "model", arrays | {name: change(arrays[name])}, card)
+    card = read_card(tmp_path / "model")
+    refused(tmp_path / "model", *(["fold 1"] if "fold1" in name else []), name.split(".")[-1])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"slope": -1.0}, {"slope": None}, {"intercept": float("inf")}, {"method": "magic"},
+        {"method": "isotonic"}, {"method": "isotonic", "knots": [0.0], "values": [2.0]},
+        {"more": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_calibrator(changed, flagged, tmp_path):
+    arrays, card = persistence.read(flagged)
+    card["calibrator"] |= changed
+    persistence.write(tmp_path / "model", arrays, card)
+    refused(tmp_path / "model", "calibrator")
+    persistence.write(tmp_path / "model", arrays, card | {"calibrator": None})
+    refused(tmp_path / "model", "calibrator", "as settings say")
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "change"),
+    [
+        (gpmil.MeanPoolMIL, "weights.embed.weight", lambda a: a * np.nan),
+        (gpmil.MeanPoolMIL, "weights.embed.weight", lambda a: a.astype("f8")),
+        (gpmil.MaxPoolMIL, "weights.classify.weight", lambda a: a.T.copy()),
+        (gpmil.AttentionMIL, "weights.attend.bias", lambda a: a[:-1]),
+        (gpmil.AttentionMIL, "weights.attend.bias", lambda a: a / 0),
+    ],
+)
+def test_damaged_weights(make, name, change, cohort, tmp_path):
+    model = make(max_epochs=1, hidden_dim=5, random_state=0).fit(cohort)
+    model.save(tmp_path / "model")
+    arrays, card = persistence.read(tmp_path / "model")
+    with np.errstate(all="ignore"):
+        persistence.write(tmp_path / "model", arrays | {name: change(arrays[name])}, card)
+    refused(tmp_path / "model", ARRAYS, name)
+    architecture = card["fitted"]["architecture_"] | {"hidden_dim": 10**12}
+    fitted = card["fitted"] | {"architecture_": architecture}
+    persistence.write(tmp_path / "model", arrays, card | {"fitted": fitted})
+    refused(tmp_path / "model", CARD, "architecture_", "as settings say")
+
+
+def test_damaged_layers(cohort, tmp_path):
+    gpmil.PseudoLabelMIL(hidden=3, n_rounds=1, random_state=0).fit(cohort).save(tmp_path / "model")
+    arrays, card = persistence.read(tmp_path / "model")
+    for name in ("layer0.weight", "layer1.bias"):
+        persistence.write(tmp_path / "model", arrays | {name: arrays[name] * np.nan}, card)
+        refused(tmp_path / "model", name)
+        persistence.write(tmp_path / "model", {k: v for k, v in arrays.items() if k != name}, card)
+        refused(tmp_path / "model", name, "missing")
+    odd = {"name": "LogisticRegression", "settings": {"C": -1.0}}
+    persistence.write(tmp_path / "model", arrays, card | {"classifier": odd})
+    refused(tmp_path / "model", "classifier", "C")
+
+
 # --- Nothing is executed ----------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpmil
-from gpmil import metrics, runs
+from gpmil import metrics, run_files, runs
 from gpmil.models.base import log_odds
 
 CONFIG = {"command": "cv", "options": {"folds": 3}}
@@ -390,3 +390,85 @@ def test_a_broken_table_is_named(written, tmp_path):
         runs.read_patches(broken)
     with pytest.raises(ValueError, match=r"has no predictions\.csv"):
         runs.read_predictions(tmp_path)
+
+
+# --- Damaged files of a run -----------------------------------------------------------------------
+HEAD = "slide,patient,probability,low,high,log_odds,decision,label"
+GOOD = "a,p,0.25,0.1,0.4,-1.1,,0"
+
+
+@pytest.mark.parametrize(
+    ("text", "telling"),
+    [
+        (f"{HEAD}\n{GOOD},9\n", "row 2 has 9 cells, the header 8"),
+        (f"{HEAD}\n{GOOD}\na,p\n", "row 3 has 2 cells"),
+        (f"{HEAD},slide\n{GOOD},b\n", "several columns 'slide'"),
+        (f"{HEAD}\n{GOOD}\n{GOOD}\n", "slide 'a' is in several rows"),
+        (f"{HEAD}\n,{GOOD[2:]}\n", "row 2 names no slide"),
+        (
+            f"{HEAD}\n{GOOD}".replace("0.25", "nan"),
+            "from 0 to 1 in column 'probability', found none",
+        ),
+        (f"{HEAD}\n{GOOD}".replace("0.25", "1.5"), "column 'probability', found 1.5 in row 2"),
+        (f"{HEAD}\n{GOOD}".replace("0.25", "9" * 400), "column 'probability', found inf"),
+        (f"{HEAD}\n{GOOD}".replace("0.4,", "-inf,"), "column 'high'"),
+        (f"{HEAD}\n{GOOD[:-1]}2", "expected numbers among 0, 1 in column 'label', found 2"),
+        (f"{HEAD}\n{GOOD}".replace(",,", ",maybe,"), "accept, refer or nothing"),
+        (f"{HEAD},repeat\n{GOOD},../../x\n", "column 'repeat', found '../../x'"),
+        (f"{HEAD},coupling\n{GOOD},nan\n", "column 'coupling', found 'nan'"),
+        (HEAD.replace("decision", "d") + f"\n{GOOD}", "no column 'decision'"),
+    ],
+)
+def test_predictions_that_cannot_be_are_refused(text, telling, tmp_path):
+    (tmp_path / "predictions.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"predictions\.csv") as caught:
+        runs.read_predictions(tmp_path)
+    assert telling in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "telling"),
+    [
+        ("x,y,probability\n1,2,0.5,7\n", "as a whole table of patches"),
+        ("x,y,probability\n1,2,-0.1\n", "column 'probability', found -0.1"),
+        ("x,y,probability\n1,2,\n", "column 'probability', found none"),
+        ("x,y,probability\n1e300,2,0.5\n", "column 'x'"),
+        ("x,y,probability,sd\n1,2,0.5,-1\n", "column 'sd'"),
+        ("x,y,probability,p_value\n1,2,0.5,3\n", "column 'p_value'"),
+        ("x,y,probability,label\n1,2,0.5,4\n", "column 'label'"),
+    ],
+)
+def test_patches_that_cannot_be_are_refused(body, telling, tmp_path):
+    file = tmp_path / "s.csv.gz"
+    file.write_bytes(gzip.compress(body.encode()))
+    with pytest.raises(ValueError, match=r"s\.csv\.gz") as caught:
+        runs.read_patches(file)
+    assert telling in str(caught.value)
+
+
+def test_bytes_that_only_zlib_knows_are_refused(tmp_path):
+    raw = bytearray(gzip.compress(b"x,y,probability\n" + b"1,2,0.5\n" * 500))
+    raw[30:40] = b"\xff" * 10
+    (tmp_path / "s.csv.gz").write_bytes(raw)
+    with pytest.raises(ValueError, match=r"s\.csv\.gz cannot be read as a whole table"):
+        runs.read_patches(tmp_path / "s.csv.gz")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[1]", '{"slides": 3}', '{"slides": {"metrics": {"auc": 1}}}', '{"couplings": {"0": 7}}',
+     '{"slides": {"metrics": {"auc": {"value": NaN}}}}', '{"slides": {}, "slides": {}}', "{",
+     '{"patches": {"metrics": {}}}', '{"training": 5}'],
+)  # fmt: skip
+def test_metrics_that_cannot_be_are_refused(text, tmp_path):
+    (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(ValueError, match=r"metrics\.json"):
+        run_files.read_metrics(tmp_path / "metrics.json")
+
+
+def test_a_finished_part_that_was_damaged_is_named(tmp_path):
+    out = tmp_path / "run"
+    leave_partial(out)
+    (tmp_path / "run.partial" / runs.UNITS / "one.csv").write_text("slide\na,b,c\n")
+    with pytest.raises(ValueError, match=r"one\.csv"), runs.workspace(out, CONFIG) as space:
+        space.pooled(["one"])

@@ -524,3 +524,25 @@ def test_similar_patches_of_a_run_that_gpmil_wrote(place):
         np.testing.assert_allclose(distances, [d for _, d in expected], rtol=1e-9)
     apart = own.get("/api/similar/3/0/1?count=80&same_slide=0").json()["patches"]
     assert len(apart) == 80 and all(p["slide"] != 3 for p in apart)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"slides": {"metrics": {"auc": 0.5}}}', '{"slides": {"metrics": [1]}}',
+     '{"slides": {"metrics": {"auc": {"value": "high"}}}}', "[" * 100_000, '{"slides": null}',
+     '{"slides": {"metrics": {"auc": {"value": 1e999}}}}'],
+    ids=range(8),
+)  # fmt: skip
+def test_damaged_metrics_are_said_not_served(text, tmp_path):
+    folder = write_run(tmp_path / "run", {"a": patches(9, 1), "b": patches(9, 2)})
+    (folder / "metrics.json").write_text(text)
+    answer = client(folder).get("/api/curves/0")
+    assert answer.status_code == 404 and "metrics.json" in answer.json()["detail"]
+
+
+def test_probabilities_out_of_range_are_said(tmp_path):
+    odd = patches(9, 1).assign(probability=1.5)
+    folder = write_run(tmp_path / "run", {"a": odd, "b": patches(9, 2)})
+    answer = client(folder).get("/api/map/0/0")
+    assert answer.status_code == 404
+    assert "column 'probability', found 1.5" in answer.json()["detail"]

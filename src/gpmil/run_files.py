@@ -5,6 +5,8 @@ Runs are copied, cut off, opened in spreadsheets and written by other programs. 
 here needs the model or torch.
 """
 
+import csv
+import gzip
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from gpmil.foreign import BadFile, read_json, reading, require_regular
+from gpmil.foreign import BadFile, read_json, reading
 
 FARTHEST = 1e10  # positions, whatever their unit: slides have some 1e5 pixels
 STEPS = (1e-6, FARTHEST)  # distances of patches, and their sides
@@ -75,29 +77,32 @@ PATCHES = {
 def read_table(file: Path, what: str, needed: Iterable[str] = ()) -> pd.DataFrame:
     """A table of texts as they are written; a slide may be called NA.
 
-    The header is read as a row: pandas would shift columns under rows that are longer than it.
+    Not by pandas: it shifts columns under rows that are longer than the header, and fills up
+    shorter ones.
     """
-    with reading(file, what):
-        cells = pd.read_csv(file, header=None, dtype=str, keep_default_na=False)
-    short = cells.isna().any(axis=1).to_numpy()
-    if short.any():
-        raise BadFile(
-            f"{file}: row {_row(short, header=True)} has fewer cells than the others: was it cut "
-            f"off? Expected {what}."
-        )
-    header = cells.iloc[0].tolist()
+    opened = gzip.open if file.suffix == ".gz" else open
+    with reading(file, what), opened(file, "rt", encoding="utf-8-sig", newline="") as lines:
+        header, *rows = [row for row in csv.reader(lines, strict=True) if row] or [[]]
+    if not header:
+        raise BadFile(f"{file} cannot be read as {what}: it is empty.")
+    for k, row in enumerate(rows):
+        if len(row) != len(header):
+            raise BadFile(
+                f"{file} cannot be read as {what}: row {k + 2} has {len(row)} cells, the header "
+                f"{len(header)}. Was it cut off, or changed by hand?"
+            )
     twice = [name for k, name in enumerate(header) if name in header[:k]]
     if twice:
         raise BadFile(f"{file} has several columns {twice[0]!r:.60}: was it changed by hand?")
     missing = [name for name in needed if name not in header]
     if missing:
         raise BadFile(f"{file} has no column {missing[0]!r}: was it changed by hand?")
-    return cells.iloc[1:].set_axis(header, axis=1).reset_index(drop=True)
+    return pd.DataFrame(dict(zip(header, zip(*rows) if rows else [()] * len(header))), dtype=str)
 
 
-def _row(chosen: np.ndarray, header: bool = False) -> int:
+def _row(chosen: np.ndarray) -> int:
     """The first of some rows, as an editor counts lines."""
-    return int(np.flatnonzero(chosen)[0]) + (1 if header else 2)
+    return int(np.flatnonzero(chosen)[0]) + 2
 
 
 def _numbers(column: pd.Series, expected: Range, file: Path) -> np.ndarray:
@@ -185,7 +190,10 @@ def read_config(file: Path) -> dict[str, Any]:
     """config.json, its entries of the kinds that gpmil writes."""
     card = read_json(file)
     if not isinstance(card, dict):
-        raise BadFile(f"{file}: expected names with values, found {card!r:.60}.")
+        raise BadFile(
+            f"{file} does not describe a run of gpmil: expected names with values, found "
+            f"{card!r:.60}."
+        )
     for name in ("options", "model", "versions", "data"):
         _expect(isinstance(card.get(name, {}), dict), file, name, "names with values", card)
     for name in ("note", "cache", "units", "anchor", "command"):
@@ -266,10 +274,3 @@ def _check_metrics(part: Any, what: str, file: Path) -> None:
                 f"{file}: {what} {name:.60}: expected numbers {', '.join(ESTIMATE)}, found "
                 f"{estimate!r:.60}. gpmil evaluate writes the file anew."
             )
-
-
-def require_file(file: Path) -> Path:
-    """The file, if it is there and has an end."""
-    if file.exists():
-        require_regular(file)
-    return file

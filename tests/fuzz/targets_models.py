@@ -414,13 +414,13 @@ def resume(folder: Path) -> pd.DataFrame:
     card = runs.read_config(run)
     predict._seen(run / "model", cohort())
     with runs.workspace(folder / "new", card) as space:
-        units = space.folder / runs.UNITS
-        (units / "one.csv").write_bytes((run / runs.PREDICTIONS).read_bytes())
-        space.write(runs.PREDICTIONS, runs.csv_bytes(space.pooled(["one"])))
+        part = space.folder / runs.UNITS / "one.csv"
+        part.write_bytes((run / runs.PREDICTIONS).read_bytes())
         try:
+            space.write(runs.PREDICTIONS, runs.csv_bytes(space.pooled(["one"])))
             return runs.read_predictions(space.folder)
         finally:
-            (units / "one.csv").unlink()
+            part.unlink()  # a finished part would be kept, as it should
 
 
 def judge_table(folder: Path, table: pd.DataFrame) -> None:

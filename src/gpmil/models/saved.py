@@ -168,8 +168,8 @@ class Saved(SparseGPModel):
             apart = np.abs(getattr(self, name) - expected).max()
             if not apart <= AGREEMENT * np.abs(expected).max():
                 raise Damaged(
-                    f"{persistence.ARRAYS}: {name} does not follow from the whitened posterior, "
-                    "the inducing points and the kernel: one of them is not of this model"
+                    f"{persistence.ARRAYS}: {name} does not follow from whitened_mean_, "
+                    "whitened_precision_, inducing_points_ and the kernel: one is of another model"
                 )
 
     def _check_given(self, sizes: saved_checks.Symbols) -> None:

@@ -270,7 +270,10 @@ def architecture(name: str, value: Any) -> None:
 def strength(name: str, value: Any) -> None:
     """How strongly neighbours are coupled, or smoothed."""
     number(name, value, least=0)
-    check_strength(value)
+    try:
+        check_strength(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 _positive: Check = partial(number, above=0)

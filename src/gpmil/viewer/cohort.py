@@ -146,8 +146,8 @@ def _fitted(folder: Path, config: dict[str, Any]) -> float | None:
     """The coupling of the fit, where the run, or the model it used, says it."""
     settings = as_dict(as_dict(config.get("model")).get("settings"))
     card = model_card(folder, config)
-    known = as_dict(card.get("fitted")).get("coupling_", settings.get("coupling"))
-    return float(known) if known is not None and _is_finite(known) else None
+    known: Any = as_dict(card.get("fitted")).get("coupling_", settings.get("coupling"))
+    return float(known) if _is_finite(known) else None
 
 
 def _is_finite(value: Any) -> bool:

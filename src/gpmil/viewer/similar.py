@@ -262,12 +262,18 @@ def _space(run: Run, n_features: int) -> Space:
     """The feature space of the run's model; plain features where there is none that fits."""
     place = model_folder(run.folder, run.config)
     if place is not None:
+        from gpmil.models import saved_checks  # torch, for a page asked for later
+
         try:
             arrays, _ = persistence.read(place)
-            scale, components = arrays["feature_scale_"], arrays.get("feature_components_")
-            width = len(scale) if components is None else components.shape[1]
-            if width == n_features:
-                return Space(scale, components)
-        except (ValueError, OSError, KeyError) as error:
+            sizes: saved_checks.Symbols = {}
+            used = ("feature_components_", "feature_scale_")
+            saved_checks.check_arrays(
+                arrays, {name: saved_checks.FEATURES[name] for name in used}, sizes
+            )
+            scales = sizes["scales"]
+            if sizes.get("D", scales) == n_features and scales in (1, sizes.get("d", n_features)):
+                return Space(arrays["feature_scale_"], arrays.get("feature_components_"))
+        except (ValueError, OSError) as error:
             logger.info("run %s: its model was not read (%s).", run.name, error)
     return Space(np.ones(1))
