@@ -1,6 +1,6 @@
 """The campaign: damaged files by the thousand, under limits of time and memory.
 
-python -m fuzz.campaign --cases 10000                       every target, two workers
+python -m fuzz.campaign --cases 10000                       every target, one worker per core
 python -m fuzz.campaign --target trident --case 123         one case again, with its traceback
 
 Case k of a target is a function of the two alone. A case ends
@@ -42,7 +42,7 @@ import numpy as np
 
 SECONDS = 20.0
 MEGABYTES = 2_000
-WORKERS = 2
+WORKERS = os.cpu_count() or 1
 MODULES = ("fuzz.targets", "fuzz.targets_models")
 BROKEN = 70  # exit code of a worker whose target cannot make its sample
 FINE = ("right", "refused")
