@@ -253,7 +253,7 @@ def test_a_changed_byte_of_a_tensor_is_seen(tmp_path):
     data[data.index(X.tobytes()) + 3] ^= 1
     (tmp_path / "s0.pt").write_bytes(data)
     assert torch.load(tmp_path / "s0.pt", weights_only=True).shape == (6, 4)
-    refused(tmp_path / "s0.pt", "data/0' is damaged")
+    refused(tmp_path / "s0.pt", "data/0 is damaged")
 
 
 def test_a_file_that_was_packed_again_is_not_mapped(tmp_path):
@@ -342,10 +342,19 @@ def test_numbers_without_end_in_the_name_of_a_patch(tmp_path):
         sicapv2.read(tmp_path)
 
 
+def test_a_slide_without_a_patient(tmp_path):
+    rows = pd.DataFrame(X, columns=[f"feature_{k}" for k in range(4)])
+    rows["instance_name"] = [f"s0_Block_Region_0_0_{k}_xini_{k}_yini_0.jpg" for k in range(6)]
+    rows.to_csv(tmp_path / "Train.csv", index=False)
+    (tmp_path / "wsi_labels.csv").write_text("slide_id,patient_id,Gleason_primary\ns0,,3\n")
+    with pytest.raises(ValueError, match=r"wsi_labels\.csv: expected a patient_id"):
+        sicapv2.read(tmp_path)
+
+
 def test_numbers_without_end_in_a_table_of_patches(tmp_path):
     text = f"x,y,probability\n{LONG},0,0.5\n1,0,0.5\n"
     path = table(tmp_path / "s0.csv.gz", text)
-    with pytest.raises(ValueError, match=r"s0\.csv\.gz: expected numbers in column x"):
+    with pytest.raises(ValueError, match=r"s0\.csv\.gz: expected numbers .* in column 'x'"):
         Table(path).read()
 
 

@@ -430,7 +430,7 @@ def _link(file: h5py.File, rng: Rng) -> None:
 def _other_array(file: h5py.File, rng: Rng) -> None:
     name = _name(file, rng)
     old = file.get(name)
-    if not isinstance(old, h5py.Dataset) or old.shape is None:
+    if not isinstance(old, h5py.Dataset) or old.shape is None or old.size > 10**4:
         return
     values, attrs = odd_array(rng, old[()]), dict(old.attrs)
     if values.dtype.kind in "MU":

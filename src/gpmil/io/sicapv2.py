@@ -43,13 +43,13 @@ def read(folder: str | os.PathLike) -> dict[str, Bags]:
     slides of Test.csv, as in the published folds, "val" is left out: nothing may be tuned on it.
     """
     patches, slides = _tables(Path(folder))
-    return {split: _cohort(table, slides) for split, table in patches.items()}
+    return {split: _cohort(table, slides, Path(folder)) for split, table in patches.items()}
 
 
 def whole(folder: str | os.PathLike) -> Bags:
     """The slides of all splits as one cohort."""
     patches, slides = _tables(Path(folder))
-    return _cohort(pd.concat(patches.values(), ignore_index=True), slides)
+    return _cohort(pd.concat(patches.values(), ignore_index=True), slides, Path(folder))
 
 
 def _tables(folder: Path) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
@@ -247,6 +247,8 @@ def _slide_table(path: Path) -> pd.DataFrame:
         )
     slides = pd.DataFrame({"label": label}, index=df[name])
     if "patient_id" in df:
+        if df["patient_id"].isna().any():
+            raise ValueError(f"{path}: expected a patient_id in every row, found rows without one.")
         slides["patient"] = df["patient_id"].to_numpy()
     return slides
 
@@ -268,8 +270,15 @@ def _mention_shared_patients(
         )  # fmt: skip
 
 
-def _cohort(table: pd.DataFrame, slides: pd.DataFrame) -> Bags:
+def _cohort(table: pd.DataFrame, slides: pd.DataFrame, folder: Path) -> Bags:
     """Slides in the order of the table, their patches by region."""
+    try:
+        return _bags(table, slides)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def _bags(table: pd.DataFrame, slides: pd.DataFrame) -> Bags:
     code, names = pd.factorize(table["slide"])
     order = np.lexsort((table["region"], code))
     code, table = code[order], table.iloc[order]

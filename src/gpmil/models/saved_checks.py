@@ -347,7 +347,7 @@ def check_cross_fit(arrays: Arrays, n_folds: int, n_features: list[int]) -> None
         raise Damaged(f"{CARD}: folds: expected one number of features, found {n_features}")
 
 
-def calibrator(card: dict[str, Any] | None) -> SlideCalibrator | None:
+def calibrator(card: Any) -> SlideCalibrator | None:
     """From its part of the card."""
     if card is None:
         return None
