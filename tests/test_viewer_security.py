@@ -167,7 +167,7 @@ def test_a_coupling_in_a_table_is_no_path(tmp_path):
     folder = write_run(tmp_path / "run", {"s": patches(4, 1)}, couplings=("0",))
     table = folder / "predictions.csv"
     table.write_text(table.read_text().replace(",0,", ",0/../../../secret,", 1))
-    with pytest.raises(ValueError, match=r"predictions.csv: expected a number in column 'coupling'.*by hand"):
+    with pytest.raises(ValueError, match=r"predictions.csv: .* in column 'coupling'.*by hand"):
         client(folder)
 
 
