@@ -1005,3 +1005,9 @@ def test_a_large_subset_of_a_file_stays_on_disk(tmp_path, monkeypatch):
     twin = pickle.loads(pickle.dumps(outside))  # to other processes it goes as an array
     np.testing.assert_array_equal(twin.features, inside.features)
     assert isinstance(bags[1:3].features, np.memmap)  # a slice is a view
+
+
+@pytest.mark.parametrize("groups", [[10**400, 1], np.array([1 + 2j, 2 + 0j]), [1e300, 2.0]])
+def test_groups_that_fit_no_integer_are_words(groups):
+    bags = Bags.from_arrays([np.ones((1, 2)), np.zeros((2, 2))], groups=groups)
+    assert bags.groups.tolist() == [str(g) for g in groups]

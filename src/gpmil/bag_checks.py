@@ -219,8 +219,13 @@ def as_groups(groups: Any, names: np.ndarray) -> np.ndarray | None:
     missing = pd.isna(values)
     if missing.any():
         raise ValueError(f"groups: missing for {listed(names[missing])}")
-    whole = all(isinstance(v, (int, float, np.number)) and float(v).is_integer() for v in values)
+    whole = all(_is_whole(v) for v in values)
     return values.astype(np.int64) if whole else np.array([str(v) for v in values])
+
+
+def _is_whole(value: Any) -> bool:
+    real = isinstance(value, (int, float, np.integer, np.floating))
+    return real and abs(value) < 2**53 and float(value).is_integer()
 
 
 # ------------------------------------------------------------------ labels

@@ -281,8 +281,8 @@ def judge_labels(folder: Path, result: object) -> None:
     judge_files(folder, result)
     bags, report, _ = result
     text = (folder / "labels.csv").read_bytes().decode("utf-8", errors="replace")
-    header = text.splitlines()[0].split(",") if text else []
-    plain = [line.strip() for line in text.splitlines()]
+    lines = text.split("\n")  # splitlines would end a line at characters that tables do not
+    header, plain = lines[0].strip().split(","), [line.strip() for line in lines]
     for name, label in zip(bags.names.tolist(), bags.labels.tolist()):
         own = f"{name},{PATIENTS[name]},{LABELS[name]}"
         if header == ["slide", "patient", "label"] and plain.count(own) == 1:

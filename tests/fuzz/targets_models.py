@@ -106,7 +106,8 @@ def array_changed(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         shapes += [np.concatenate([changed, changed])]
         changed = shapes[rng.integers(len(shapes))]
     elif kind == 7:
-        changed = changed * 10.0 ** rng.integers(-300, 300)
+        with np.errstate(all="ignore"):
+            changed = changed * 10.0 ** rng.integers(-300, 300)
     else:
         changed = rng.permutation(changed)
     return np.ascontiguousarray(changed)
