@@ -1,6 +1,7 @@
 """Damaged feature files and tables: one readable line, at once, and nothing left behind."""
 
 import gzip
+import json
 import os
 import time
 import zipfile
@@ -364,3 +365,23 @@ def test_positions_beyond_every_slide(tmp_path, job):
     with h5py.File(job / "s0.h5", "r+") as f:
         f["coords"][0] = 2**62
     refused(job, "no slide is so large")
+
+
+def test_text_of_no_characters(tmp_path):
+    names = np.array(["ab", "cd"], dtype="<U2")
+    names.view(np.uint32)[1] = 0x7FFFFFFF
+    np.savez(tmp_path / "c.npz", X=np.ones((2, 2)), bag=[0, 1], y_bag=[0, 1], bag_id=names)
+    refused(tmp_path / "c.npz", "characters that there are not")
+
+
+def test_a_cache_removes_only_what_it_wrote(job):
+    """An index that was changed names other files; they stay."""
+    gpmil.read(job)
+    index = next((job / ".gpmil-cache").rglob("index.json"))
+    kept = index.with_name("mine.txt")
+    kept.write_text("mine")
+    for name in ("mine.txt", "a\0b"):
+        card = json.loads(index.read_text()) | {"features": name}
+        index.write_text(json.dumps(card))
+        gpmil.read(job)
+    assert kept.read_text() == "mine"

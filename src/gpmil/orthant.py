@@ -392,6 +392,8 @@ def log_union(
     mu, cov = mu.double(), cov.double()
     log_p = torch.special.log_ndtr(mu / cov.diagonal().sqrt())
     rows = relevant(log_p)
+    if not rows.any():  # numbers beyond all bounds: so unlikely that it is 0, or not a number
+        return float(log_p.max()), UNION_FLOOR
     event = _Union(mu[rows], cov[rows][:, rows], log_p[rows], seed)
     means = event.round(0)
     error = _relative_error(means)

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -356,10 +357,12 @@ def table_changed(content: bytes, rng: np.random.Generator) -> bytes:
 def read_and_evaluate(folder: Path) -> dict:
     """The readers of a run, its metrics by its own labels and its report."""
     run = folder / "run"
-    runs.RESAMPLES = runs.FEWER_RESAMPLES = 5
-    run_report.plots = run_report.heatmaps = _NoPictures()  # they take nearly all of the time
-    run_report._picture = _no_picture
-    evaluate.run(run, evaluate.Truth())
+    none = _NoPictures()  # they take nearly all of the time
+    with (
+        patch.multiple(runs, RESAMPLES=5, FEWER_RESAMPLES=5),
+        patch.multiple(run_report, plots=none, heatmaps=none, _picture=_no_picture),
+    ):
+        evaluate.run(run, evaluate.Truth())
     for file in sorted((run / runs.PATCHES).rglob("*.csv.gz")):
         runs.read_patches(file)
     return json.loads((run / runs.METRICS).read_text(encoding="utf-8"))

@@ -1,5 +1,6 @@
 """Arrays in .npy and .npz files that others wrote: nothing in them runs or is trusted."""
 
+import sys
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -59,3 +60,7 @@ def _require_plain(array: np.ndarray, path: Path, error: type[BadFile]) -> None:
     """Refuse types that claim any number of values in no byte, or values of several parts."""
     if array.dtype.kind not in "biufSUc" or array.dtype.itemsize == 0:
         raise error(f"{path}: expected numbers or text, found type {array.dtype}")
+    if array.dtype.kind == "U" and array.size:
+        codes = np.ascontiguousarray(array).view(f"{array.dtype.byteorder}u4")
+        if codes.max() > sys.maxunicode:
+            raise error(f"{path}: expected text, found characters that there are not")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -36,6 +37,7 @@ logger = logging.getLogger("gpmil")
 VERSION = 3
 FOLDER = ".gpmil-cache"
 TEMPORARY = "gpmil-cache-"
+OURS = re.compile(r"(features|arrays)-[0-9a-f]{8}\.(bin|npz)")
 DAY = 86_400.0
 FEATURES = "features of a slide"
 SKIP = "Repair or remove the file, or leave it out with skip_bad=True."
@@ -296,7 +298,8 @@ def _require_room(folder: Path, needed: int) -> None:
 def _names_in_index(folder: Path) -> list[Path]:
     try:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-        return [folder / Path(index[part]).name for part in ("features", "arrays")]
+        names = [index[part] for part in ("features", "arrays")]
+        return [folder / name for name in names if OURS.fullmatch(name)]
     except Exception:  # whatever somebody did to it
         return []
 

@@ -84,7 +84,7 @@ def check_inducing(points: Any, n_features: int) -> Float[np.ndarray, "M D"]:
     """Inducing points given as an array."""
     try:
         found = np.array(points, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"inducing must be an (M, {n_features}) array of numbers, or 'kmeans': {error}."
         ) from error
