@@ -292,3 +292,15 @@ def test_predict_refuses_the_other_class_as_positive(lab, tmp_path):
     labels = ("--labels", lab / "labels.csv", "--positive", "benign")
     result = invoke("predict", lab / "run", lab / "a", *labels, "--out", tmp_path / "out")
     assert result.exit_code == 2 and "'tumour', that of these labels is 'benign'" in result.stderr
+
+
+def test_clam_may_cut_two_sizes_at_two_magnifications(tmp_path):
+    """Its files say no magnification: 512 px at 40x and 256 px at 20x show the same."""
+    rng = np.random.default_rng(5)
+    cells = np.stack(np.meshgrid(np.arange(3), np.arange(2)), -1).reshape(-1, 2)
+    for name, size in (("a", 512), ("b", 256)):
+        x = rng.standard_normal((6, 3)).astype("f4")
+        writers.clam(tmp_path, name, x, cells * size, patch_size=size)
+    bags, report = gpmil.io.read_with_report(tmp_path)
+    assert "patch_size" not in bags.facts
+    assert any("differ in their patch size: 512 (1 slide), 256" in note for note in report.notes)

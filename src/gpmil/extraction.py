@@ -54,6 +54,17 @@ def _plain(name: str, value: Any) -> Any:
     return int(found) if found.is_integer() else found
 
 
+def decisive(name: str, facts: Facts) -> bool:
+    """Whether another value of a fact means other features.
+
+    CLAM's files say no magnification, and users cut 512 px at 40x and 256 px at 20x on purpose.
+
+    >>> decisive("patch_size", {"patch_size": 256}), decisive("patch_size", {"magnification": 20})
+    (False, True)
+    """
+    return name != "patch_size" or not facts.keys().isdisjoint(("magnification", "mpp"))
+
+
 def same(name: str, a: Any, b: Any) -> bool:
     """Whether two values of a fact agree."""
     if isinstance(a, str) or isinstance(b, str):

@@ -396,7 +396,7 @@ class _Copy:
         """One encoder, magnification, patch size and number of features in a cohort."""
         facts = extraction.known(asdict(told))
         for fact, title in extraction.ONE_PER_COHORT.items():
-            if fact not in facts:
+            if fact not in facts or not extraction.decisive(fact, facts):
                 continue
             first, who = self.said.setdefault(fact, (facts[fact], name))
             if not extraction.same(fact, first, facts[fact]):

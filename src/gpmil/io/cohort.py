@@ -138,11 +138,13 @@ def _extraction(slides: Sequence[Kept]) -> tuple[extraction.Facts, list[str]]:
     for name in extraction.NAMES:
         values = Counter(own[name] for own in said if name in own)
         without = [s.name for s, own in zip(slides, said) if name not in own]
-        if name in extraction.ONE_PER_COHORT or len(values) == 1:
+        told_apart = [v for v in values if not extraction.same(name, v, next(iter(values)))]
+        if not told_apart:
             facts |= {name: next(iter(values))} if values else {}
         elif values:
             shown = ", ".join(f"{v} ({count(n, 'slide')})" for v, n in values.most_common())
-            notes.append(f"Slides differ in their {name}: {shown}. A model cannot compare it.")
+            title = name.replace("_", " ")
+            notes.append(f"Slides differ in their {title}: {shown}. A model cannot compare it.")
         if values and without:
             title = extraction.words({name: next(iter(values))})
             notes.append(f"{count(len(without), 'slide')} without {title}: {listed(without)}.")

@@ -404,7 +404,8 @@ def numbers(df: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
                 f"{_place(row, column)}."
             )
     part = df[list(columns)]
-    values = part.to_numpy(np.result_type(np.float32, *part.dtypes.map(_numpy_type)))
+    with np.errstate(invalid="ignore"):  # of values that are no numbers, which are named below
+        values = part.to_numpy(np.result_type(np.float32, *part.dtypes.map(_numpy_type)))
     bad = ~np.isfinite(values)
     if bad.any():
         row, k = (int(i) for i in np.argwhere(bad)[0])
