@@ -12,7 +12,7 @@
 * slides: the calibration error of slide probabilities, calibrated and not, on fresh slides, next
   to that of perfectly true probabilities of the same size (labels drawn from them).
 * coupling: lambda learned on cohorts drawn from the model itself, all else known; settings: all
-  of it learned. A weak prior pulls lambda towards 1 (`gpmil.tuning`).
+  of it learned. A weak prior pulls lambda towards 1 (`gpmil.inference.tuning`).
 
 Numbers are means over cohorts, in brackets their Monte Carlo standard error. Every cohort has its
 own seed, so results do not depend on the number of jobs.
@@ -33,8 +33,11 @@ from jaxtyping import Bool, Float, Int
 from scipy.spatial.distance import cdist
 
 from gpmil import VGPMILPRI, Bags, simulate
-from gpmil.calibration import ConformalReference, SlideCalibrator, benjamini_hochberg, p_values
-from gpmil.metrics import calibration_error
+from gpmil.decide.calibration import ConformalReference
+from gpmil.decide.calibration import SlideCalibrator
+from gpmil.decide.calibration import benjamini_hochberg
+from gpmil.decide.calibration import p_values
+from gpmil.decide.metrics import calibration_error
 from gpmil.models.base import log_odds
 from gpmil.models.cross_fit import suspicion
 

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 import gpmil
-from gpmil import coupling, orthant
-from gpmil.sparse_gp import joint
+from gpmil.coupling import operator as coupling
+from gpmil.moments import orthant
+from gpmil.process.sparse_gp import joint
 
 
 def main():

@@ -1,4 +1,4 @@
-"""How often 95 % intervals of `gpmil.metrics` hold the truth, in cohorts of 16, 30 and 100 slides.
+"""How often 95 % intervals of `gpmil.decide.metrics` hold the truth, in cohorts of 16, 30 and 100 slides.
 
     python benchmarks/interval_coverage.py
 
@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from gpmil import intervals
+from gpmil.decide import intervals
 
 LEVEL = 0.95
 SIZES = ((8, 8), (4, 12), (15, 15), (6, 24), (50, 50), (10, 90))
@@ -80,7 +80,7 @@ def resampled_auc(y: np.ndarray, score: np.ndarray, rng: np.random.Generator) ->
 
 
 def roc_auc(y: np.ndarray, score: np.ndarray) -> float:
-    """As scikit-learn's, by `gpmil.intervals`, which is faster for few slides."""
+    """As scikit-learn's, by `gpmil.decide.intervals`, which is faster for few slides."""
     return intervals.delong(y, score, np.arange(len(y)))[0]
 
 

@@ -24,7 +24,7 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import StratifiedKFold
 
 import gpmil
-from gpmil import tuning
+from gpmil.inference import tuning
 from gpmil.models import learning
 
 FIVE = ((1, 1, 0, 0.5), (9, 2, -4, 0.5), (9, 2, -4, 5), (50, 4, -4, 1), (30, 2, -8, 0.1))

@@ -1,4 +1,4 @@
-"""How accurate and how fast the slide probability is: the numbers behind `gpmil.orthant`.
+"""How accurate and how fast the slide probability is: the numbers behind `gpmil.moments.orthant`.
 
     python benchmarks/orthant_accuracy.py accuracy coverage tails sampler time large
 
@@ -19,9 +19,12 @@ import torch
 from scipy.sparse.linalg import splu
 from sklearn.cluster import KMeans
 
-from gpmil.ep import ep
-from gpmil.orthant import genz, log_orthant, log_union, tilted
-from gpmil.orthant_large import log_orthant_large
+from gpmil.moments.ep import ep
+from gpmil.moments.orthant import genz
+from gpmil.moments.orthant import log_orthant
+from gpmil.moments.orthant import log_union
+from gpmil.moments.orthant import tilted
+from gpmil.moments.orthant_large import log_orthant_large
 
 SETTINGS = {"paper": (1.0, 1.0, 0.0), "wide": (50.0, 4.0, -4.0)}
 COUPLINGS = (0.0, 0.5, 1.0, 5.0, 10.0)

@@ -16,7 +16,7 @@ import numpy as np
 from leave_one_out_study import GRID
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from gpmil import plots
+from gpmil.show import plots
 
 TITLES = {"sicapv2": "SICAPv2 subset, 30 slides", "colon": "colon, 70 images"}
 # variance of the kernel: colour, marker

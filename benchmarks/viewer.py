@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from gpmil import runs
+from gpmil.runs import folder as runs
 
 N_SLIDES, LARGE, SMALL = 10_500, 100_000, 105
 CLIENTS = 50

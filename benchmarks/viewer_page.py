@@ -22,8 +22,8 @@ import pandas as pd
 import uvicorn
 from playwright.sync_api import Page, sync_playwright
 
-from gpmil import runs
-from gpmil.report import FORMAT
+from gpmil.runs import folder as runs
+from gpmil.show.report import FORMAT
 from gpmil.viewer import serve
 
 STEP = 256

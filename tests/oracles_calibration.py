@@ -1,4 +1,4 @@
-"""Naive twins of gpmil.calibration: double loops, exact fractions, nothing clever."""
+"""Naive twins of gpmil.decide.calibration: double loops, exact fractions, nothing clever."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Naive twins of gpmil.coupled: long sampling, and exact integrals in two and three dimensions."""
+"""Naive twins of gpmil.moments.coupled: long sampling, and exact integrals in two and three dimensions."""
 
 import numpy as np
 from oracles import norm_logpdf

@@ -1,4 +1,4 @@
-"""Naive twins of gpmil.graphs: one bag, double loops, nothing clever."""
+"""Naive twins of gpmil.data.graphs: one bag, double loops, nothing clever."""
 
 import itertools
 import math

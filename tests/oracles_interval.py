@@ -5,7 +5,7 @@ import torch
 from scipy.spatial.distance import cdist
 from scipy.stats import norm
 
-from gpmil.ep import ep
+from gpmil.moments.ep import ep
 
 
 def given_u(model, bag, n_draws, seed):

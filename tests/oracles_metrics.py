@@ -1,4 +1,4 @@
-"""Naive twins of gpmil.metrics: rows are copied, scikit-learn and loops do the rest."""
+"""Naive twins of gpmil.decide.metrics: rows are copied, scikit-learn and loops do the rest."""
 
 import math
 

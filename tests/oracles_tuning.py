@@ -1,4 +1,4 @@
-"""Naive twins of gpmil.leave_out and gpmil.tuning: explicit M x M inverses, one bag at a time."""
+"""Naive twins of gpmil.inference.leave_out and gpmil.inference.tuning: explicit M x M inverses, one bag at a time."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from scipy.special import log_ndtr
 from synthetic import dense_graphs, small_cohort
 
 from gpmil import Bags
-from gpmil.ep import ep
+from gpmil.moments.ep import ep
 
 
 def standard_cohort(seed=0, n_bags=14, **settings):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 from gpmil.models import VGPMILPR, VGPMILPRI
 
 # Settings that are not learned, for tests of what does not depend on them.

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from synthetic import dense_graphs, slide_coords, small_cohort, standardised
 
-from gpmil import Bags, persistence
-from gpmil.graphs import laplacian
+from gpmil import Bags
+from gpmil.files import persistence
+from gpmil.data.graphs import laplacian
 from gpmil.models import attention
 from gpmil.models.attention import TOLERANCE, AttentionMIL, Graphs, chebyshev, squared
 from gpmil.models.deep import segment_softmax

@@ -17,7 +17,7 @@ from sklearn.model_selection import GroupKFold, StratifiedKFold, train_test_spli
 from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import _num_samples, check_consistent_length, indexable
 
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 from gpmil.warn import warn_caller
 
 SIZES = [4, 1, 6, 3, 2]
@@ -281,7 +281,7 @@ def test_memmap_is_kept(mapped):
 
 
 def test_memmap_is_checked_when_asked(mapped, monkeypatch):
-    monkeypatch.setattr("gpmil.bags._CHUNK", 6)
+    monkeypatch.setattr("gpmil.data.bags._CHUNK", 6)
     mapped[6, 1] = mapped[15, 0] = np.nan
     mapped[15, 2] = np.inf
     bags = Bags(mapped, [0, 4, 5, 11, 14, 16], names=list("abcde"))
@@ -994,8 +994,8 @@ def test_a_large_subset_of_a_file_stays_on_disk(tmp_path, monkeypatch):
     bags = Bags(features, np.array([0, 9, 21, 40, 52, 60]), labels=[0, 1, 0, 1, 1])
     inside = bags[[4, 0, 2]]
     assert not isinstance(inside.features, np.memmap)
-    monkeypatch.setattr("gpmil.bags.ROOM", 100)
-    monkeypatch.setattr("gpmil.bags._CHUNK", 35)  # five rows at a time
+    monkeypatch.setattr("gpmil.data.bags.ROOM", 100)
+    monkeypatch.setattr("gpmil.data.bags._CHUNK", 35)  # five rows at a time
     outside = bags[[4, 0, 2]]
     assert isinstance(outside.features, np.memmap)
     assert outside.features.dtype == np.float16

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from gpmil import classes
-from gpmil.classes import encode, fold, text
+from gpmil.data import classes
+from gpmil.data.classes import encode
+from gpmil.data.classes import fold
+from gpmil.data.classes import text
 
 WORDS = st.sampled_from(["LUAD", "luad", "Lusc", "benign ", "unknown", "n/a", "a, b", "x'y", '"q"'])
 NUMBERS = st.sampled_from([0, 1, 2, 3, 4.0, "2", "3.0", 2.5, True])

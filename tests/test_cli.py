@@ -214,7 +214,7 @@ def test_version_needs_no_plotting():
         "import sys\n"
         "from gpmil.cli import main\n"
         "try:\n    main()\n"
-        "finally:\n    print(*{'matplotlib', 'jinja2', 'gpmil.plots'} & set(sys.modules))"
+        "finally:\n    print(*{'matplotlib', 'jinja2', 'gpmil.show.plots'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True

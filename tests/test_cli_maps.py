@@ -13,9 +13,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import gpmil
-from gpmil import extras, heatmaps, runs
-from gpmil.cli import app, heatmap, patch_tables
-from gpmil.report import check_target
+from gpmil import extras
+from gpmil.show import heatmaps
+from gpmil.runs import folder as runs
+from gpmil.cli import app, heatmap
+from gpmil.runs import patch_tables
+from gpmil.show.report import check_target
 
 
 def invoke(*arguments):
@@ -215,7 +218,7 @@ def test_every_slide_gets_a_file(run, tmp_path, compressed):
 
 
 def test_the_margin_of_a_slide_is_subtracted(run, slide_folder, tmp_path, monkeypatch):
-    from gpmil import slides
+    from gpmil.show import slides
 
     info = slides.SlideInfo((170, 140), None, (30, 20, 100, 100))
     monkeypatch.setattr(slides, "describe", lambda _: info)
@@ -226,7 +229,7 @@ def test_the_margin_of_a_slide_is_subtracted(run, slide_folder, tmp_path, monkey
 
 
 def test_microns_become_pixels(run, slide_folder, tmp_path, monkeypatch):
-    from gpmil import slides
+    from gpmil.show import slides
 
     (run / "config.json").write_text(json.dumps({"steps": {"a": 32, "b": 32}, "units": "microns"}))
     with_file = ("--slides", slide_folder, "--out", tmp_path / "out")
@@ -493,7 +496,7 @@ def test_qupath_files_are_not_written_twice(run, tmp_path, monkeypatch):
     out = tmp_path / "out"
     assert invoke("qupath", run, "--out", out).exit_code == 0
     before = files_of(out)
-    monkeypatch.setattr("gpmil.qupath.to_geojson", lambda *_, **__: pytest.fail("written again"))
+    monkeypatch.setattr("gpmil.show.qupath.to_geojson", lambda *_, **__: pytest.fail("written again"))
     result = invoke("qupath", run, "--out", out)
     assert result.exit_code == 0 and files_of(out) == before
 

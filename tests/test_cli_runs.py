@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from typer.testing import CliRunner
 
 import gpmil
-from gpmil import runs
+from gpmil.runs import folder as runs
 from gpmil.cli import app, cv, doctor, options
 
 FIXED = ["--variance", "2.3", "--lengthscale", "1.9", "--mean", "-1.7", "--n-inducing", "12"]

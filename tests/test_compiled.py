@@ -13,11 +13,14 @@ from oracles import Oracle, relative_error
 from scipy.special import erfcx
 from synthetic import dense_graphs, pri, small_cohort, some_inducing, standardised
 
-import gpmil.kernels
-from gpmil import compiled, coupling, extras, pieces
+import gpmil.fast
+from gpmil import extras
+from gpmil.fast import compiled
+from gpmil.coupling import operator as coupling
+from gpmil.inference import pieces
 
 pytest.importorskip("numba", reason="pip install 'gpmil[fast]'")
-tails = pytest.importorskip("gpmil.kernels.tails")
+tails = pytest.importorskip("gpmil.fast.tails")
 
 CPU = torch.device("cpu")
 
@@ -166,8 +169,8 @@ def test_without_numba_the_plain_way(monkeypatch, caplog):
     monkeypatch.setattr(compiled, "WORTH", 0)
     compiled.kernels.cache_clear()
     try:
-        monkeypatch.setitem(sys.modules, "gpmil.kernels.passes", None)
-        monkeypatch.delattr(gpmil.kernels, "passes", raising=False)
+        monkeypatch.setitem(sys.modules, "gpmil.fast.passes", None)
+        monkeypatch.delattr(gpmil.fast, "passes", raising=False)
         with caplog.at_level("INFO", logger="gpmil"):
             chunk = chunk_of([4, 6], 3, 0.4, torch.float64, 2)
             w = torch.ones(3, dtype=torch.float64)

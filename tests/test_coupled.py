@@ -9,8 +9,12 @@ from scipy.stats import multivariate_normal
 from sklearn.exceptions import ConvergenceWarning
 from synthetic import dense_graphs, pri, slide_coords, small_cohort, some_inducing, standardised
 
-from gpmil import coupled, coupling, graphs, inference, orthant
-from gpmil.coupled import CoupledMoments
+from gpmil.moments import coupled
+from gpmil.coupling import operator as coupling
+from gpmil.data import graphs
+from gpmil.inference import solvers as inference
+from gpmil.moments import orthant
+from gpmil.moments.coupled import CoupledMoments
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import coupling_matrix, kernel
 
-from gpmil import coupling
-from gpmil.coupling import Banded, Coupling, Dense, Factored, Identity
+from gpmil.coupling import operator as coupling
+from gpmil.coupling.operator import Banded
+from gpmil.coupling.operator import Coupling
+from gpmil.coupling.operator import Dense
+from gpmil.coupling.operator import Factored
+from gpmil.coupling.operator import Identity
 
 
 def grid(height, width):

@@ -7,10 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpmil import compiled, ep, ep_bag, orthant
+from gpmil.fast import compiled
+from gpmil.moments import ep
+from gpmil.moments import ep_bag
+from gpmil.moments import orthant
 
 pytest.importorskip("numba", reason="pip install 'gpmil[fast]'")
-sites = pytest.importorskip("gpmil.kernels.sites")
+sites = pytest.importorskip("gpmil.fast.sites")
 
 
 def bag(n, seed, spread=1.0, shift=-1.2, reach=1.3):

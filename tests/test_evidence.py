@@ -5,7 +5,10 @@ from sklearn.exceptions import ConvergenceWarning
 from synthetic import pri, small_cohort, some_inducing
 
 import gpmil
-from gpmil import coupling, evidence, inference, sparse_gp
+from gpmil.coupling import operator as coupling
+from gpmil.inference import evidence
+from gpmil.inference import solvers as inference
+from gpmil.process import sparse_gp
 
 CPU = torch.device("cpu")
 

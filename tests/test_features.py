@@ -9,8 +9,9 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from gpmil import features, inducing
-from gpmil.inducing import kmeans_by_class
+from gpmil.process import features
+from gpmil.process import inducing
+from gpmil.process.inducing import kmeans_by_class
 
 
 def draw(n=60, d=5, seed=0, dtype=np.float64):

@@ -8,7 +8,9 @@ from sklearn.base import clone
 from synthetic import pri
 
 import gpmil
-from gpmil import features, fused, inference
+from gpmil.process import features
+from gpmil.inference import fused
+from gpmil.inference import solvers as inference
 from gpmil.models import attention, deep
 
 pytestmark = [

@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import issparse
 
-from gpmil import graphs
-from gpmil.graphs import adjacency_from_coords, adjacency_from_edges, infer_step, laplacian
+from gpmil.data import graphs
+from gpmil.data.graphs import adjacency_from_coords
+from gpmil.data.graphs import adjacency_from_edges
+from gpmil.data.graphs import infer_step
+from gpmil.data.graphs import laplacian
 
 DATA = Path(os.environ.get("GPMIL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 

@@ -15,8 +15,9 @@ import writers
 from fuzz import mutate
 
 import gpmil
-from gpmil.cli.patch_tables import Table
-from gpmil.foreign import BadFile, reading
+from gpmil.runs.patch_tables import Table
+from gpmil.files.foreign import BadFile
+from gpmil.files.foreign import reading
 from gpmil.io import h5_look, sicapv2, slides, steps
 
 CELLS = np.argwhere(np.ones((2, 3), dtype=bool)) * 256

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from writers import grid_edges, tissue, vectors
 
 import gpmil
-from gpmil import Bags, graphs
+from gpmil import Bags
+from gpmil.data import graphs
 from gpmil.io import formats, read_with_report, steps
 
 CELLS = tissue()

@@ -165,14 +165,14 @@ def test_lowest_layers_know_nothing_of_bags(layer):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("gpmil.coupling", "from gpmil.bags import Bags"),
-        ("gpmil.coupling", "from gpmil import bags"),
-        ("gpmil.coupling", "from .bags import Bags"),
-        ("gpmil.coupling", "from . import bags"),
-        ("gpmil.coupling", "import gpmil.models.base as base"),
+        ("gpmil.coupling.operator", "from gpmil.data.bags import Bags"),
+        ("gpmil.coupling.operator", "from gpmil import bags"),
+        ("gpmil.coupling.operator", "from .bags import Bags"),
+        ("gpmil.coupling.operator", "from . import bags"),
+        ("gpmil.coupling.operator", "import gpmil.models.base as base"),
         ("gpmil.models.base", "from ..plots import roc"),
-        ("gpmil.inference", "def f():\n    from gpmil.models import base"),
-        ("gpmil.inference", "importlib.import_module('gpmil.report')"),
+        ("gpmil.inference.solvers", "def f():\n    from gpmil.models import base"),
+        ("gpmil.inference.solvers", "importlib.import_module('gpmil.show.report')"),
         ("gpmil.cli.demo", "import gpmil"),
         ("gpmil.cli.demo", "from gpmil import Bags"),
         ("gpmil.cli.demo", "from gpmil import *"),
@@ -186,11 +186,11 @@ def test_a_forbidden_import_is_found(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("gpmil.coupling", "from gpmil.graphs import laplacian"),
-        ("gpmil.bags", "from . import graphs"),
+        ("gpmil.coupling.operator", "from gpmil.data.graphs import laplacian"),
+        ("gpmil.data.bags", "from . import graphs"),
         ("gpmil.models.vgpmil_pr", "from .base import Model\nfrom ..bags import Bags"),
-        ("gpmil.persistence", "from gpmil import __version__"),
-        ("gpmil.cli.demo", "def f():\n    import gpmil.plots\n    import torch"),
+        ("gpmil.files.persistence", "from gpmil import __version__"),
+        ("gpmil.cli.demo", "def f():\n    import gpmil.show.plots\n    import torch"),
     ],
 )
 def test_an_allowed_import_is_let_through(module, source):

@@ -16,10 +16,16 @@ from scipy.special import log_ndtr
 from synthetic import dense_graphs, pri, some_inducing
 
 import gpmil
-from gpmil import Bags, coupled, coupling, inference, leave_out, orthant
-from gpmil.coupled import CoupledMoments, cut_slope
-from gpmil.leave_out import Optimum
-from gpmil.orthant import log_orthant_ep
+from gpmil import Bags
+from gpmil.moments import coupled
+from gpmil.coupling import operator as coupling
+from gpmil.inference import solvers as inference
+from gpmil.inference import leave_out
+from gpmil.moments import orthant
+from gpmil.moments.coupled import CoupledMoments
+from gpmil.moments.coupled import cut_slope
+from gpmil.inference.leave_out import Optimum
+from gpmil.moments.orthant import log_orthant_ep
 
 CPU = torch.device("cpu")
 # variance, lengthscale, mean, coupling: the paper's, two stiffer ones, no coupling

@@ -19,7 +19,8 @@ from safetensors.numpy import load_file
 from synthetic import numbers_for
 
 import gpmil
-from gpmil import VGPMILPR, VGPMILPRI, Bags, persistence
+from gpmil import VGPMILPR, VGPMILPRI, Bags
+from gpmil.files import persistence
 
 ARRAYS, CARD = "model.safetensors", "model.json"
 

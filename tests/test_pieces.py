@@ -16,7 +16,11 @@ import torch
 from oracles import relative_error
 from synthetic import pri, small_cohort, some_inducing
 
-from gpmil import coupling, inference, lanes, memory, pieces
+from gpmil.coupling import operator as coupling
+from gpmil.inference import solvers as inference
+from gpmil.fast import lanes
+from gpmil.fast import memory
+from gpmil.inference import pieces
 
 CPU = torch.device("cpu")
 STRENGTH, C = 0.7, -0.3

@@ -7,8 +7,10 @@ from matplotlib.figure import Figure
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
-from gpmil import VGPMILPR, Bags, heatmaps, plots
-from gpmil.metrics import reliability_curve
+from gpmil import VGPMILPR, Bags
+from gpmil.show import heatmaps
+from gpmil.show import plots
+from gpmil.decide.metrics import reliability_curve
 
 
 @pytest.fixture

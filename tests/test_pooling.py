@@ -18,8 +18,9 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict
 from synthetic import small_cohort, standardised
 
-from gpmil import Bags, persistence
-from gpmil.features import standardizer
+from gpmil import Bags
+from gpmil.files import persistence
+from gpmil.process.features import standardizer
 from gpmil.models import deep
 from gpmil.models.attention import AttentionMIL
 from gpmil.models.deep import Cohort, Inputs, Training, hold_out

@@ -27,7 +27,8 @@ from sklearn.svm import SVC
 from sklearn.utils.class_weight import compute_sample_weight
 from synthetic import small_cohort
 
-from gpmil import Bags, models, persistence
+from gpmil import Bags, models
+from gpmil.files import persistence
 from gpmil.models.cross_fit import suspicion
 from gpmil.models.pseudo_label import LEFT_OUT, Layers, Lesson, PseudoLabelMIL, pseudo_labels
 

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpmil
-from gpmil import qupath
+from gpmil.show import qupath
 from gpmil.models import InstancePredictions
-from gpmil.qupath import Patches, to_geojson, write
+from gpmil.show.qupath import Patches
+from gpmil.show.qupath import to_geojson
+from gpmil.show.qupath import write
 
 
 def some_patches(n: int = 7, seed: int = 0, **changes) -> Patches:

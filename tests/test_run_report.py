@@ -11,7 +11,8 @@ from synthetic import pri
 from typer.testing import CliRunner
 
 import gpmil
-from gpmil import run_report, runs
+from gpmil.runs import page as run_report
+from gpmil.runs import folder as runs
 from gpmil.cli import app
 
 

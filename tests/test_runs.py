@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpmil
-from gpmil import metrics, run_files, runs
+from gpmil.decide import metrics
+from gpmil.runs import files as run_files
+from gpmil.runs import folder as runs
 from gpmil.models.base import log_odds
 
 CONFIG = {"command": "cv", "options": {"folds": 3}}

@@ -8,11 +8,12 @@ import pytest
 from oracles_maps import block_mean
 from PIL import Image
 
-from gpmil import extras, slides
+from gpmil import extras
+from gpmil.show import slides
 
 
 class Pyramid:
-    """What `gpmil.slides` uses of an OpenSlide, on arrays; read_region counts its pixels."""
+    """What `gpmil.show.slides` uses of an OpenSlide, on arrays; read_region counts its pixels."""
 
     def __init__(self, image: np.ndarray, downsamples=(1.0, 4.0), properties=None):
         self.levels = [

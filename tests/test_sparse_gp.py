@@ -5,8 +5,15 @@ import torch
 from oracles import JITTER, coupling_matrix, kernel, relative_error
 from synthetic import small_cohort
 
-from gpmil.coupling import Coupling, parts
-from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, marginal, rbf
+from gpmil.coupling.operator import Coupling
+from gpmil.coupling.operator import parts
+from gpmil.process.sparse_gp import Kernel
+from gpmil.process.sparse_gp import Posterior
+from gpmil.process.sparse_gp import Predictor
+from gpmil.process.sparse_gp import SparseGP
+from gpmil.process.sparse_gp import joint
+from gpmil.process.sparse_gp import marginal
+from gpmil.process.sparse_gp import rbf
 
 NAMES = ["rbf", "matern32", "matern52", "linear"]
 

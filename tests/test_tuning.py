@@ -18,9 +18,20 @@ from scipy.stats import norm
 from synthetic import numbers_for, some_inducing
 
 import gpmil
-from gpmil import VGPMILPR, VGPMILPRI, Bags, features, inference, leave_out, sparse_gp, tuning
+from gpmil import VGPMILPR, VGPMILPRI, Bags
+from gpmil.process import features
+from gpmil.inference import solvers as inference
+from gpmil.inference import leave_out
+from gpmil.process import sparse_gp
+from gpmil.inference import tuning
 from gpmil.models import learning
-from gpmil.tuning import CENTRE, HIGHEST, LOWEST, STARTS, Cohort, Settings, Space
+from gpmil.inference.tuning import CENTRE
+from gpmil.inference.tuning import HIGHEST
+from gpmil.inference.tuning import LOWEST
+from gpmil.inference.tuning import STARTS
+from gpmil.inference.tuning import Cohort
+from gpmil.inference.tuning import Settings
+from gpmil.inference.tuning import Space
 
 KERNELS = ["rbf", "matern32", "matern52", "linear"]
 POINTS = [Settings(3.0, 2.0, -1.0, 0.7), Settings(20.0, 3.0, -6.0, 1.3)]
@@ -130,7 +141,7 @@ def test_every_sum_over_the_chunks_is_that_of_the_model(mixed, Z, strength, monk
 
 @pytest.mark.parametrize("kernel", ["rbf", "matern32"])
 def test_the_value_equals_the_naive_twin(mixed, Z, kernel, monkeypatch):
-    monkeypatch.setattr("gpmil.orthant.SMOOTH_TOLERANCE", 1e-10)
+    monkeypatch.setattr("gpmil.moments.orthant.SMOOTH_TOLERANCE", 1e-10)
     cohort, point = cohort_of(mixed, Z, kernel), POINT_OF[kernel]
     found = tuning.bag_scores(cohort, tuning.fit(cohort, tuning._theta(point, "cpu")))
     expected = Twin(mixed, Z, *point, name=kernel).left_out()
@@ -204,7 +215,7 @@ def slopes(cohort, point, share=0.02, which=range(4)):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_gradient_equals_finite_differences(bags, Z, kernel, monkeypatch):
-    monkeypatch.setattr("gpmil.orthant.SMOOTH_TOLERANCE", 1e-9)
+    monkeypatch.setattr("gpmil.moments.orthant.SMOOTH_TOLERANCE", 1e-9)
     cohort, point = cohort_of(bags, Z, kernel), POINT_OF[kernel]
     padded = [not bool(batch.mask.all()) for batch in cohort.batches()]
     assert any(padded) and len(padded) > 1
@@ -271,7 +282,7 @@ def test_weights_are_a_scale_of_the_columns(bags, Z, kernel):
 
 
 def test_the_gradient_in_the_weights(bags, Z, monkeypatch):
-    monkeypatch.setattr("gpmil.orthant.SMOOTH_TOLERANCE", 1e-9)
+    monkeypatch.setattr("gpmil.moments.orthant.SMOOTH_TOLERANCE", 1e-9)
     inside = replace(cohort_of(bags, Z), relevance=True)
     found = tuning.gradient(inside, POINTS[0], weights=WEIGHTS).weights
     for i in (0, 2):
@@ -454,7 +465,7 @@ def test_every_start_is_within_the_bounds():
 )
 def test_the_gradient_in_z(cohort, fixed, level, monkeypatch):
     """Through the settings, the mean that moves with the variance, and the prior."""
-    monkeypatch.setattr("gpmil.orthant.SMOOTH_TOLERANCE", 1e-10)
+    monkeypatch.setattr("gpmil.moments.orthant.SMOOTH_TOLERANCE", 1e-10)
     space = Space(fixed, 2.0, level)
     search = tuning.Search(cohort, space, budget=1000)
     z = space.z((6.0, 1.4, -0.9, 0.6))

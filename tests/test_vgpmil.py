@@ -23,9 +23,12 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from synthetic import small_cohort, some_inducing, standardised
 
 import gpmil
-from gpmil import VGPMIL, Bags, logistic
+from gpmil import VGPMIL, Bags
+from gpmil.inference import logistic
 from gpmil.models.base import resolve_device
-from gpmil.sparse_gp import Kernel, Posterior, SparseGP
+from gpmil.process.sparse_gp import Kernel
+from gpmil.process.sparse_gp import Posterior
+from gpmil.process.sparse_gp import SparseGP
 
 LENGTH = 1.3
 

@@ -15,7 +15,8 @@ from oracles_viewer import decode, nearest, roc_points
 from PIL import Image
 from viewer_runs import NASTY, patches, write_run
 
-from gpmil import __version__, runs
+from gpmil import __version__
+from gpmil.runs import folder as runs
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")

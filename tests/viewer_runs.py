@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil import runs
+from gpmil.runs import folder as runs
 
 NASTY = '<img src=x onerror="alert(1)">'
 

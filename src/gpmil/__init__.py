@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpmil import simulate
-    from gpmil.bags import Bags
+    from gpmil.data.bags import Bags
     from gpmil.io import read
     from gpmil.models import (
         VGPMIL,
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 # Names are imported when first used: `gpmil --version` need not wait for torch.
-_HOME = {"Bags": "gpmil.bags", "read": "gpmil.io"}
+_HOME = {"Bags": "gpmil.data.bags", "read": "gpmil.io"}
 _HOME |= dict.fromkeys(set(__all__) - {*_HOME, "__version__", "simulate"}, "gpmil.models")
 
 

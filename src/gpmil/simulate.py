@@ -27,7 +27,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.spatial import KDTree
 
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 
 Number = float | int  # run-time type checks tell them apart; 2 is as good as 2.0
 

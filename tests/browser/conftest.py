@@ -13,7 +13,7 @@ import pytest
 from scipy.ndimage import gaussian_filter, zoom
 from typer.testing import CliRunner
 
-from gpmil import runs
+from gpmil.runs import folder as runs
 from gpmil.cli import app
 
 SCRIPT = "<img src=x onerror=alert(1)>"

@@ -19,10 +19,13 @@ import pandas as pd
 
 import gpmil
 from fuzz.campaign import Target
-from gpmil import persistence, run_report, runs
-from gpmil.cli import evaluate, heatmap, patch_tables, qupath
+from gpmil.files import persistence
+from gpmil.runs import page as run_report
+from gpmil.runs import folder as runs
+from gpmil.cli import evaluate, heatmap, qupath
+from gpmil.runs import patch_tables
 from gpmil.models.base import InstancePredictions
-from gpmil.report import Picture
+from gpmil.show.report import Picture
 
 Files = dict[str, bytes]
 FIXED = {"variance": 2.3, "lengthscale": 1.9, "mean": -1.1, "n_inducing": 6, "random_state": 0}

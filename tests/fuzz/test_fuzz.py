@@ -55,7 +55,7 @@ def outcome(tmp_path, attempt, judge=lambda folder, result: None):
 
 
 def refuse(folder):
-    from gpmil.foreign import require_regular
+    from gpmil.files.foreign import require_regular
 
     require_regular(folder)
 

@@ -6,7 +6,7 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold
 
 import gpmil
-from gpmil.metrics import within_bag_auc
+from gpmil.decide.metrics import within_bag_auc
 
 pytestmark = pytest.mark.data
 

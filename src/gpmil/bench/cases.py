@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 from gpmil.bench import bandwidth, cohorts, engine, naive, scaling
 from gpmil.bench.measure import (
     Conditions,

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gpmil import simulate
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 
 STEP = 1024
 LATENT = 12

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from gpmil import inference
-from gpmil.bags import Bags
+from gpmil.inference import solvers as inference
+from gpmil.data.bags import Bags
 from gpmil.bench import measure, naive
 from gpmil.models.vgpmil_pr import VGPMILPRI
 

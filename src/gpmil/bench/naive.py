@@ -15,7 +15,7 @@ from scipy.spatial.distance import cdist
 from scipy.stats import norm
 from sklearn.cluster import KMeans
 
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 
 JITTER = 1e-6  # of the variance, on the diagonal of Kzz
 STARTS = 10

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from gpmil import plots
+from gpmil.show import plots
 from gpmil.bench import bandwidth
 from gpmil.bench.results import Result
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 from gpmil.bench.bandwidth import Bandwidth
 from gpmil.bench.measure import Memory, Spent, Timing
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 from gpmil.bench import cohorts, engine
 from gpmil.bench.measure import Conditions, once
 

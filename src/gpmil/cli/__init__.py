@@ -245,7 +245,7 @@ def _fit(
     columns = slide, label, positive, patient
     reading = step, graph, format, skip_bad
     source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
-    from gpmil import runs
+    from gpmil.runs import folder as runs
     from gpmil.cli import fit
 
     asked = runs.Asked(rate, alpha, interval_patches, batch)
@@ -296,7 +296,7 @@ def _cv(
     columns = slide, label, positive, patient
     reading = step, graph, format, skip_bad
     source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
-    from gpmil import runs
+    from gpmil.runs import folder as runs
     from gpmil.cli import cv
 
     given = None if splits is None else str(splits)
@@ -355,7 +355,7 @@ def _predict(
         return predict.repeat(config, out, cache)
     if model is None:
         raise typer.BadParameter("name the model, then the data: gpmil predict RUN DATA --out NEW.")
-    from gpmil import runs
+    from gpmil.runs import folder as runs
     from gpmil.cli import predict
 
     columns = slide, label, positive, patient
@@ -487,7 +487,7 @@ def _heatmap(
 ) -> None:
     """Draw the slides of a run as heat maps, over the slide files where they are given."""
     from gpmil.cli import heatmap
-    from gpmil.cli.patch_tables import Wanted
+    from gpmil.runs.patch_tables import Wanted
 
     wanted = Wanted(run, out, slides, slide, step, coupling, repeat, overwrite)
     heatmap.run(wanted, uncertainty)
@@ -509,7 +509,7 @@ def _qupath(
 ) -> None:
     """Write the patches of a run as GeoJSON for QuPath (slide files: for their bounds)."""
     from gpmil.cli import qupath
-    from gpmil.cli.patch_tables import Wanted
+    from gpmil.runs.patch_tables import Wanted
 
     qupath.run(Wanted(run, out, slides, slide, step, coupling, repeat, overwrite), gzip)
 

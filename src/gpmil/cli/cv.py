@@ -14,9 +14,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from sklearn.base import clone
 
-from gpmil import calibration, runs
-from gpmil.bag_checks import listed
-from gpmil.bags import Bags
+from gpmil.decide import calibration
+from gpmil.runs import folder as runs
+from gpmil.data.checks import listed
+from gpmil.data.bags import Bags
 from gpmil.cli.options import (
     Source,
     check_repeated,
@@ -33,7 +34,7 @@ from gpmil.io.labels import column_of, key, read_table
 from gpmil.models import BagClassifier
 from gpmil.models.base import package_versions
 from gpmil.models.checks import count
-from gpmil.report import RESEARCH
+from gpmil.show.report import RESEARCH
 
 logger = logging.getLogger("gpmil")
 PARTS = ("train", "val", "test")  # columns of CLAM's splits

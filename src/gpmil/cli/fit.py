@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from gpmil import runs
-from gpmil.bags import Bags
+from gpmil.runs import folder as runs
+from gpmil.data.bags import Bags
 from gpmil.cli.options import (
     Source,
     check_repeated,
@@ -21,7 +21,7 @@ from gpmil.cli.options import (
 )
 from gpmil.models import BagClassifier, load
 from gpmil.models.base import package_versions
-from gpmil.report import RESEARCH
+from gpmil.show.report import RESEARCH
 
 LEARNED = ("coupling_", "variance_", "lengthscale_", "mean_", "loo_log_likelihood_")
 SEEN = "These are the slides the model was fitted on: judge it by gpmil cv, or by other slides."

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from typer import Context
 
-    from gpmil.bags import Bags
+    from gpmil.data.bags import Bags
     from gpmil.models import BagClassifier
 else:
     # What a command is given is click's own, of which typer may carry a copy.
@@ -187,7 +187,7 @@ def _step(text: str) -> float | tuple[float, ...]:
 
 def labelled(bags: "Bags") -> "Bags":
     """The slides with a label; how many were left out is said."""
-    from gpmil.bag_checks import count
+    from gpmil.data.checks import count
 
     known = bags.labels >= 0
     if not known.any():
@@ -328,7 +328,7 @@ def refuse_others(ctx: Context) -> None:
 
 def repeated(file: Path, command: str) -> dict[str, Any]:
     """The configuration of the run that is to be repeated."""
-    from gpmil import runs
+    from gpmil.runs import folder as runs
 
     card = runs.read_config(file)
     if card["command"] != command:
@@ -392,14 +392,14 @@ def print_line(text: str, file: Any = None) -> None:
 
 def write_report(folder: Path) -> None:
     """report.html of an assembled run."""
-    from gpmil import run_report
+    from gpmil.runs import page as run_report
 
     run_report.write(folder)
 
 
 def show_metrics(found: Mapping[str, Any]) -> None:
     """The main metrics with their intervals, a line each."""
-    from gpmil import runs
+    from gpmil.runs import folder as runs
 
     for coupling, part in found.get("couplings", {}).items():
         print_line(f"coupling {coupling}:")

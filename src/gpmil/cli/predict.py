@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil import persistence, run_files, runs
-from gpmil.bag_checks import listed
-from gpmil.bags import Bags
+from gpmil.files import persistence
+from gpmil.runs import files as run_files
+from gpmil.runs import folder as runs
+from gpmil.data.checks import listed
+from gpmil.data.bags import Bags
 from gpmil.cli.evaluate import classes_of
 from gpmil.cli.options import (
     Source,
@@ -23,7 +25,8 @@ from gpmil.cli.options import (
 )
 from gpmil.models import BagClassifier, load
 from gpmil.models.base import package_versions, warning
-from gpmil.report import CARD, RESEARCH
+from gpmil.show.report import CARD
+from gpmil.show.report import RESEARCH
 
 logger = logging.getLogger("gpmil")
 

@@ -9,7 +9,7 @@ client=client)` with Dask, or `gpmil.distributed.fit(model, my_bags)` in every p
 from collections.abc import Callable
 from typing import Any
 
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 from gpmil.distributed.cluster import Cluster, Local
 from gpmil.distributed.cohort import Cohort, cut
 from gpmil.distributed.dask_cluster import DaskCluster, check_client

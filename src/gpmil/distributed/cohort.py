@@ -19,14 +19,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gpmil import extraction, features, inducing, inference
-from gpmil.bags import Bags
+from gpmil.data import extraction
+from gpmil.process import features
+from gpmil.process import inducing
+from gpmil.inference import solvers as inference
+from gpmil.data.bags import Bags
 from gpmil.distributed.cluster import Cluster
 from gpmil.distributed.partition import Facts, Plan, Some
-from gpmil.features import FeatureMap
-from gpmil.inference import Problem
-from gpmil.leave_out import Optimum
-from gpmil.pieces import Gathered
+from gpmil.process.features import FeatureMap
+from gpmil.inference.solvers import Problem
+from gpmil.inference.leave_out import Optimum
+from gpmil.inference.pieces import Gathered
 
 logger = logging.getLogger("gpmil")
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpmil import extras
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 from gpmil.distributed.cluster import Call, Cluster, Reply, answer
 from gpmil.distributed.partition import BagSource, Facts, Partition
 

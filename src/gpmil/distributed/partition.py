@@ -17,15 +17,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gpmil import features, inducing, leave_out
-from gpmil.bags import Bags
-from gpmil.coupling import dense_parts
-from gpmil.features import FeatureMap, Sums
-from gpmil.inducing import Tally
-from gpmil.inference import Problem, summed
-from gpmil.leave_out import Optimum
-from gpmil.pieces import Gathered, Piece, Source, gather
-from gpmil.sparse_gp import Kernel, SparseGP
+from gpmil.process import features
+from gpmil.process import inducing
+from gpmil.inference import leave_out
+from gpmil.data.bags import Bags
+from gpmil.coupling.operator import dense_parts
+from gpmil.process.features import FeatureMap
+from gpmil.process.features import Sums
+from gpmil.process.inducing import Tally
+from gpmil.inference.solvers import Problem
+from gpmil.inference.solvers import summed
+from gpmil.inference.leave_out import Optimum
+from gpmil.inference.pieces import Gathered
+from gpmil.inference.pieces import Piece
+from gpmil.inference.pieces import Source
+from gpmil.inference.pieces import gather
+from gpmil.process.sparse_gp import Kernel
+from gpmil.process.sparse_gp import SparseGP
 
 BagSource = Bags | Callable[[], Bags]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 from gpmil.io import cohort, formats, npz, plain, sicapv2, tables
 from gpmil.io.report import ReadReport
 

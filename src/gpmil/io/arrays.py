@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpmil.foreign import BadFile, reading
+from gpmil.files.foreign import BadFile
+from gpmil.files.foreign import reading
 
 EMPTY = 128  # bytes of a header: such an array has no value, and cannot be mapped
 

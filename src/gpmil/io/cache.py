@@ -25,9 +25,9 @@ from typing import IO, Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from gpmil import extraction
-from gpmil.bag_checks import count
-from gpmil.foreign import reading
+from gpmil.data import extraction
+from gpmil.data.checks import count
+from gpmil.files.foreign import reading
 from gpmil.io.arrays import npz
 from gpmil.io.formats import Listing, Opener, opener
 from gpmil.io.slides import BadSlide, Slide, SlideLevel, Told

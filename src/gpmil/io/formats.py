@@ -10,8 +10,8 @@ from pathlib import Path
 
 import h5py
 
-from gpmil.bag_checks import listed
-from gpmil.foreign import reading
+from gpmil.data.checks import listed
+from gpmil.files.foreign import reading
 from gpmil.io import clam, h5, slideflow, stamp, torchmil, trident
 from gpmil.io.labels import key
 from gpmil.io.slides import SLIDE_LEVEL, BadSlide, Slide

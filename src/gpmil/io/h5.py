@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 from jaxtyping import Float
 
-from gpmil.bag_checks import listed
-from gpmil.foreign import reading
+from gpmil.data.checks import listed
+from gpmil.files.foreign import reading
 from gpmil.io import h5_look
 from gpmil.io.slides import PIXELS, SLIDE_LEVEL, BadSlide, Slide, SlideLevel, Told, patch_shape
 from gpmil.io.slides import positions as checked

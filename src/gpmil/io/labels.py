@@ -14,9 +14,11 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from gpmil import classes
-from gpmil.bag_checks import all_columns, count, listed
-from gpmil.classes import Labels
+from gpmil.data import classes
+from gpmil.data.checks import all_columns
+from gpmil.data.checks import count
+from gpmil.data.checks import listed
+from gpmil.data.classes import Labels
 from gpmil.io.tables import GUESSES, like, read_frame, require
 
 SLIDE_NAMES = (

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from gpmil import classes
-from gpmil.bag_checks import count, listed
-from gpmil.bags import Bags
+from gpmil.data import classes
+from gpmil.data.checks import count
+from gpmil.data.checks import listed
+from gpmil.data.bags import Bags
 from gpmil.io.arrays import npz
 
 logger = logging.getLogger("gpmil")

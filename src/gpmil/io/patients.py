@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpmil.bag_checks import count
+from gpmil.data.checks import count
 
 BARCODE = re.compile(r"TCGA-[A-Z0-9]{2}-[A-Z0-9]{4}(?![A-Z0-9])", re.IGNORECASE)
 MOST = 0.5  # a smaller share of barcodes among the names is chance, or another cohort's

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpmil import classes
-from gpmil.bags import Bags
+from gpmil.data import classes
+from gpmil.data.bags import Bags
 from gpmil.io import npz, patients, sicapv2, tables
 from gpmil.io.labels import Joined, join
 from gpmil.io.report import NO_POSITIONS, ReadReport, graph_facts

@@ -18,9 +18,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from gpmil import graphs
-from gpmil.bag_checks import UNKNOWN, count, listed, offsets_of
-from gpmil.bags import Bags
+from gpmil.data import graphs
+from gpmil.data.checks import UNKNOWN
+from gpmil.data.checks import count
+from gpmil.data.checks import listed
+from gpmil.data.checks import offsets_of
+from gpmil.data.bags import Bags
 from gpmil.io.tables import numbers, read_frame
 
 logger = logging.getLogger("gpmil")

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int, Num
 
-from gpmil.bag_positions import FARTHEST
-from gpmil.foreign import BadFile
+from gpmil.data.positions import FARTHEST
+from gpmil.files.foreign import BadFile
 
 BLOCK = 1 << 25
 """Bytes of features read at a time: a cohort never lies in memory."""

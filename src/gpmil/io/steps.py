@@ -2,7 +2,7 @@
 
 In this order: the step given, `patch_size_level0` less the overlap, `patch_size` times the
 downsampling, the same from the file of the patches, the positions. Positions are never divided
-into cells: ``gpmil.graphs`` connects what lies one step apart, within a tolerance.
+into cells: ``gpmil.data.graphs`` connects what lies one step apart, within a tolerance.
 """
 
 from collections import Counter
@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from gpmil import graphs
-from gpmil.bag_checks import SHOWN, count
+from gpmil.data import graphs
+from gpmil.data.checks import SHOWN
+from gpmil.data.checks import count
 from gpmil.io.slides import Told
 
 SMALLEST, LARGEST = 1e-6, 1e9

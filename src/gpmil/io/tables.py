@@ -22,11 +22,16 @@ import numpy as np
 import pandas as pd
 from packaging.version import Version
 
-from gpmil import classes, extras
-from gpmil.bag_checks import all_columns, count, listed
-from gpmil.bag_tables import Table
-from gpmil.bags import Bags
-from gpmil.foreign import BadFile, reading, reason
+from gpmil import extras
+from gpmil.data import classes
+from gpmil.data.checks import all_columns
+from gpmil.data.checks import count
+from gpmil.data.checks import listed
+from gpmil.data.frames import Table
+from gpmil.data.bags import Bags
+from gpmil.files.foreign import BadFile
+from gpmil.files.foreign import reading
+from gpmil.files.foreign import reason
 
 logger = logging.getLogger("gpmil")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpmil.foreign import reading
+from gpmil.files.foreign import reading
 from gpmil.io.slides import BadSlide, Slide, patch_shape
 
 DATA = re.compile(r"/data/\d+$")

@@ -2,7 +2,7 @@
 
 import os
 
-from gpmil import persistence
+from gpmil.files import persistence
 from gpmil.models.attention import AttentionMIL
 from gpmil.models.base import BagClassifier, InstancePredictions
 from gpmil.models.pooling import MaxPoolMIL, MeanPoolMIL

@@ -20,8 +20,10 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 
-from gpmil import __version__, extraction, features
-from gpmil.bags import Bags
+from gpmil import __version__
+from gpmil.data import extraction
+from gpmil.process import features
+from gpmil.data.bags import Bags
 from gpmil.distributed import Facts
 
 logger = getLogger("gpmil")

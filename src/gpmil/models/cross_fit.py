@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gpmil import calibration
-from gpmil.bags import Bags
-from gpmil.calibration import ConformalReference, SlideCalibrator
+from gpmil.decide import calibration
+from gpmil.data.bags import Bags
+from gpmil.decide.calibration import ConformalReference
+from gpmil.decide.calibration import SlideCalibrator
 from gpmil.models.base import InstancePredictions, log_odds
 
 logger = logging.getLogger("gpmil")

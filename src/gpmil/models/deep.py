@@ -18,10 +18,12 @@ from jaxtyping import Float, Int, Num, Shaped
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from gpmil import calibration, features, persistence
-from gpmil.bags import Bags
-from gpmil.coupling import instance_rows
-from gpmil.features import FeatureMap
+from gpmil.decide import calibration
+from gpmil.process import features
+from gpmil.files import persistence
+from gpmil.data.bags import Bags
+from gpmil.coupling.operator import instance_rows
+from gpmil.process.features import FeatureMap
 from gpmil.models import saved_checks
 from gpmil.models.base import (
     BagClassifier,

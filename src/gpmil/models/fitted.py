@@ -11,10 +11,14 @@ from jaxtyping import Float
 from scipy.special import ndtr, ndtri
 from sklearn.utils.validation import check_is_fitted
 
-from gpmil import calibration, leave_out, orthant
-from gpmil.bags import Bags
-from gpmil.calibration import ReferRule
-from gpmil.coupling import dense_parts, parts, sparse_precision
+from gpmil.decide import calibration
+from gpmil.inference import leave_out
+from gpmil.moments import orthant
+from gpmil.data.bags import Bags
+from gpmil.decide.calibration import ReferRule
+from gpmil.coupling.operator import dense_parts
+from gpmil.coupling.operator import parts
+from gpmil.coupling.operator import sparse_precision
 from gpmil.models.base import (
     InstancePredictions,
     Predictions,
@@ -25,9 +29,14 @@ from gpmil.models.base import (
 from gpmil.models.checks import count, one_of, require_numbers, share
 from gpmil.models.saved import Saved
 from gpmil.models.saved_checks import COUPLED_NUMBERS
-from gpmil.orthant import Expansion
-from gpmil.orthant_large import LargeSlide, log_orthant_large
-from gpmil.sparse_gp import Posterior, Predictor, SparseGP, joint, marginal
+from gpmil.moments.orthant import Expansion
+from gpmil.moments.orthant_large import LargeSlide
+from gpmil.moments.orthant_large import log_orthant_large
+from gpmil.process.sparse_gp import Posterior
+from gpmil.process.sparse_gp import Predictor
+from gpmil.process.sparse_gp import SparseGP
+from gpmil.process.sparse_gp import joint
+from gpmil.process.sparse_gp import marginal
 
 logger = logging.getLogger("gpmil")
 CPU = torch.device("cpu")
@@ -143,7 +152,7 @@ class FittedGP(Saved):
         Of a model fitted with flags=True also a p-value against the patches of negative bags, and
         the patches marked at a false discovery rate of `rate`, controlled `within` every "bag" or
         over all bags given ("cohort"). `weights="bag"` counts negative bags in place of their
-        patches, for large cohorts. See `gpmil.calibration` for what is promised.
+        patches, for large cohorts. See `gpmil.decide.calibration` for what is promised.
         """
         bags = self._check_predictable(bags)
         marks = Marks(rate, within, weights)
@@ -176,7 +185,7 @@ class FittedGP(Saved):
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(all instances negative) of each bag, and an estimate of its error (eq. pred_bag).
 
-        Deterministic, and never minus infinity or zero; see `gpmil.orthant`.
+        Deterministic, and never minus infinity or zero; see `gpmil.moments.orthant`.
         """
         found = self._slides(self._check_predictable(bags), resolve_device(self.device))
         return found[0], found[1]

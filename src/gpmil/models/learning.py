@@ -11,9 +11,11 @@ from jaxtyping import Float, Int
 from scipy.special import ndtri
 from torch import Tensor
 
-from gpmil import tuning
-from gpmil.bags import Bags
-from gpmil.tuning import Cohort, Space, StoredRows
+from gpmil.inference import tuning
+from gpmil.data.bags import Bags
+from gpmil.inference.tuning import Cohort
+from gpmil.inference.tuning import Space
+from gpmil.inference.tuning import StoredRows
 
 logger = logging.getLogger("gpmil")
 

@@ -11,7 +11,7 @@ import torch
 from linear_operator.utils.warnings import NumericalWarning
 from sklearn.utils.validation import check_is_fitted
 
-from gpmil import persistence
+from gpmil.files import persistence
 from gpmil.models import saved_checks
 from gpmil.models.base import package_versions
 from gpmil.models.checks import check_inducing, check_lengths, one_of, plain
@@ -19,7 +19,7 @@ from gpmil.models.cross_fit import CrossFit, restore
 from gpmil.models.kernel_objects import compare_kernel, fill_kernel, kernel_arrays
 from gpmil.models.saved_checks import Damaged
 from gpmil.models.sparse import SparseGPModel
-from gpmil.sparse_gp import KERNELS
+from gpmil.process.sparse_gp import KERNELS
 
 CPU = torch.device("cpu")
 AGREEMENT = 1e-3  # of the largest number: another machine factors a stiff kernel a little otherwise

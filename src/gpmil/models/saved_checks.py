@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from gpmil.calibration import SlideCalibrator
-from gpmil.coupling import check_strength
+from gpmil.decide.calibration import SlideCalibrator
+from gpmil.coupling.operator import check_strength
 from gpmil.models.checks import count, flag, is_number, number, one_of
-from gpmil.persistence import ARRAYS, CARD
-from gpmil.sparse_gp import KERNELS
+from gpmil.files.persistence import ARRAYS
+from gpmil.files.persistence import CARD
+from gpmil.process.sparse_gp import KERNELS
 
 Shape = tuple[str | int, ...]
 Symbols = dict[str, int]  # the sizes met so far

@@ -12,11 +12,15 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from gpmil.features import FeatureMap, Rows
-from gpmil.inducing import kmeans_by_class
+from gpmil.process.features import FeatureMap
+from gpmil.process.features import Rows
+from gpmil.process.inducing import kmeans_by_class
 from gpmil.models.base import BagClassifier
 from gpmil.models.checks import check_inducing, check_lengths, generator
-from gpmil.sparse_gp import Kernel, Posterior, Predictor, SparseGP
+from gpmil.process.sparse_gp import Kernel
+from gpmil.process.sparse_gp import Posterior
+from gpmil.process.sparse_gp import Predictor
+from gpmil.process.sparse_gp import SparseGP
 
 Model = TypeVar("Model", bound="SparseGPModel")
 

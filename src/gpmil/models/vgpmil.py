@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from sklearn.exceptions import ConvergenceWarning
 
-from gpmil import logistic
-from gpmil.bags import Bags
-from gpmil.features import ROWS
+from gpmil.inference import logistic
+from gpmil.data.bags import Bags
+from gpmil.process.features import ROWS
 from gpmil.models.base import (
     InstancePredictions,
     Predictions,
@@ -31,7 +31,7 @@ from gpmil.models.checks import (
     word_or_number,
 )
 from gpmil.models.saved import Saved
-from gpmil.sparse_gp import KERNELS
+from gpmil.process.sparse_gp import KERNELS
 from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")

@@ -7,11 +7,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpmil import plots
-from gpmil.metrics import Estimate, bag_metrics, patch_metrics
+from gpmil.show import plots
+from gpmil.decide.metrics import Estimate
+from gpmil.decide.metrics import bag_metrics
+from gpmil.decide.metrics import patch_metrics
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.results import Results, Run
-from gpmil.report import Table
+from gpmil.show.report import Table
 
 SLIDE = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss"}
 PATCH = {"auc": "AUC", "average_precision": "average precision", "within_bag_auc": "AUC in slides"}

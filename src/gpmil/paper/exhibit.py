@@ -7,8 +7,10 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gpmil import plots
-from gpmil.report import Picture, Section, Table
+from gpmil.show import plots
+from gpmil.show.report import Picture
+from gpmil.show.report import Section
+from gpmil.show.report import Table
 
 DIGITS = "%.6g"  # of numbers in csv files
 

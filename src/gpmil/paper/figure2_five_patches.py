@@ -8,10 +8,16 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 
-from gpmil.coupling import Coupling
-from gpmil.graphs import adjacency_from_coords, laplacian
+from gpmil.coupling.operator import Coupling
+from gpmil.data.graphs import adjacency_from_coords
+from gpmil.data.graphs import laplacian
 from gpmil.paper.exhibit import Exhibit
-from gpmil.plots import FONT, INK, MUTED, NEGATIVE, POSITIVE, new_figure
+from gpmil.show.plots import FONT
+from gpmil.show.plots import INK
+from gpmil.show.plots import MUTED
+from gpmil.show.plots import NEGATIVE
+from gpmil.show.plots import POSITIVE
+from gpmil.show.plots import new_figure
 
 COORDS = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])  # P1, ..., P5
 OFFSETS = np.array([0, len(COORDS)])
@@ -57,7 +63,7 @@ def build() -> Exhibit:
         figure=figure,
         alt="Five squares, P1 and P2 above P3, P4 and P5, with lines between neighbours; the "
         "matrix C_b; and its Sigma_b for weak and strong coupling.",
-        caption="Lines join contiguous patches. C_b, computed by gpmil.graphs, is the paper's "
+        caption="Lines join contiguous patches. C_b, computed by gpmil.data.graphs, is the paper's "
         "matrix: the number of neighbours on the diagonal, −1 for each of them. Sigma_b spreads "
         "f_b over the bag, E[m_b] = Sigma_b f_b. Its rows sum to one, so every m_i is a weighted "
         "mean of the f_j and a constant f_b is left as it is. At λ = "

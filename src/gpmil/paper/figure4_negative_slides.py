@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpmil import plots
+from gpmil.show import plots
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.patch_rows import (
     RIGHT,

@@ -15,7 +15,7 @@ from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.figure6_variability import variability
 from gpmil.paper.methods import COUPLINGS, DEFAULT, key_of
 from gpmil.paper.results import Results, Run
-from gpmil.report import Table
+from gpmil.show.report import Table
 
 PRI = tuple(map(key_of, COUPLINGS))
 MAIN = key_of(DEFAULT)

@@ -20,7 +20,9 @@ from gpmil.paper import (
 )
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.results import Results
-from gpmil.report import Section, Table, page
+from gpmil.show.report import Section
+from gpmil.show.report import Table
+from gpmil.show.report import page
 
 TITLE = "Instance label correlation in multiple instance learning: the experiments, made anew"
 

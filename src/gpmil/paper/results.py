@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from gpmil.bags import Bags
+from gpmil.data.bags import Bags
 from gpmil.paper.methods import Method
 
 

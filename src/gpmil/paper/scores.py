@@ -13,11 +13,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
-from gpmil import plots
+from gpmil.show import plots
 from gpmil.paper import reported
 from gpmil.paper.methods import Method
 from gpmil.paper.results import Results, Run
-from gpmil.report import Table
+from gpmil.show.report import Table
 
 METRICS = {"accuracy": "accuracy", "precision": "precision", "recall": "recall", "f1": "F1"}
 BASELINES = ("vgpmil", "pr")

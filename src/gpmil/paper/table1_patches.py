@@ -7,13 +7,14 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from gpmil.metrics import false_discovery_rate, within_bag_auc
+from gpmil.decide.metrics import false_discovery_rate
+from gpmil.decide.metrics import within_bag_auc
 from gpmil.paper import scores
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.methods import COUPLINGS, key_of
 from gpmil.paper.results import Results, Run
 from gpmil.paper.study import RATE
-from gpmil.report import Table
+from gpmil.show.report import Table
 
 KEYS = ("vgpmil", "pr", *map(key_of, COUPLINGS), "tuned", "max", "pseudo")
 SCORES = {  # column: digits

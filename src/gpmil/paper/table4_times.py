@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gpmil import plots
+from gpmil.show import plots
 from gpmil.paper import reported, scores
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.results import Results
-from gpmil.report import Table
+from gpmil.show.report import Table
 
 
 def build(results: Results) -> Exhibit:

@@ -20,9 +20,15 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from gpmil import __version__, persistence, run_files, run_labels, slides
-from gpmil.foreign import BadFile, read_json
-from gpmil.report import CARD, FORMAT
+from gpmil import __version__
+from gpmil.files import persistence
+from gpmil.runs import files as run_files
+from gpmil.runs import labels as run_labels
+from gpmil.show import slides
+from gpmil.files.foreign import BadFile
+from gpmil.files.foreign import read_json
+from gpmil.show.report import CARD
+from gpmil.show.report import FORMAT
 
 logger = logging.getLogger("gpmil")
 

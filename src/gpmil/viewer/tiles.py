@@ -14,8 +14,8 @@ from typing import Any
 
 from PIL import Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 
-from gpmil import slides
-from gpmil.slides import SlideInfo
+from gpmil.show import slides
+from gpmil.show.slides import SlideInfo
 from gpmil.viewer.cohort import Cohort, Missing
 from gpmil.viewer.maps import Pair, stamp
 from gpmil.viewer.store import Store

@@ -1,0 +1,1 @@
+"""The cohort: bags of instances, checked; positions, neighbours, frames, classes."""

@@ -1,0 +1,1 @@
+"""From probabilities to decisions: metrics, calibration, marks at a rate, refer rules."""

@@ -1,0 +1,100 @@
+"""Loops compiled for CPUs, and when they are used: a pass over the bags, and EP's arithmetic.
+
+The plain pass (pieces.Chunk) reads H twice, for mu = c + H w and for H'x, with some thirty vector
+operations between them. In the loop of kernels/passes.py a bag is finished before the next one is
+begun: its rows of H are still in the cache when they are needed again, and nothing is written but
+the M sums.
+
+They need Numba (the extra `fast`) and are compiled at their first use, some seconds
+once; Numba keeps the result beside the package or in the user's cache. Everything here returns
+None where it does not apply: no Numba, too little work to be worth it, another device, numbers
+outside the range of the loop. The caller goes the plain way then.
+"""
+
+import functools
+import logging
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gpmil import extras
+from gpmil.coupling.operator import Precision
+
+logger = logging.getLogger("gpmil")
+WORTH = 2**20  # numbers in H from which the loop is used: below, the plain pass takes a millisecond
+
+Sums = tuple[float, Float[Tensor, " M"]]
+
+
+class Loop(NamedTuple):
+    """Some whole bags, as the compiled pass takes them."""
+
+    H: Float[Tensor, "n M"]
+    sigma: Float[Tensor, " n"]
+    offsets: Int[Tensor, " b1"]
+    positive: Bool[Tensor, " b"]
+    precision: Precision | None  # P; None where lambda = 0
+
+    def pull(self, w: Float[Tensor, " M"], c: float) -> Sums | None:
+        """sum_b log Z_b and W'(E - c) at mu = c + H w, multiplied in H's own dtype."""
+        return self._one_pass(w.to(self.H.dtype), c, want_gradient=False)
+
+    def rise(self, w: Float[Tensor, " M"], c: float) -> Sums | None:
+        """sum_b log Z_b and its gradient in w, multiplied in float64."""
+        return self._one_pass(w.double(), c, want_gradient=True)
+
+    def sweeps(
+        self, chol_R: Float[Tensor, "M M"], w: Float[Tensor, " M"], c: float, count: int
+    ) -> tuple[Float[Tensor, " M"], list[float]] | None:
+        """w after some sweeps w <- R^-1 W'(E - c), and the bound before each of them."""
+        if not self._serves():
+            return None
+        L = chol_R.contiguous().numpy()
+        end, bound, in_range = kernels().passes.sweeps(*self._arrays(), L, w.numpy(), c, count)
+        return (torch.from_numpy(end), bound.tolist()) if in_range else None
+
+    def _serves(self) -> bool:
+        large = self.H.numel() >= WORTH
+        return large and not self.H.is_cuda and self.H.is_contiguous() and kernels() is not None
+
+    def _one_pass(self, w: Tensor, c: float, want_gradient: bool) -> Sums | None:
+        if not self._serves():
+            return None
+        log_z, total, in_range = kernels().passes.one_pass(
+            *self._arrays(), w.numpy(), c, want_gradient
+        )
+        return (log_z, torch.from_numpy(total)) if in_range else None
+
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        """The bags, and P as its diagonal, the start of every row, the columns, their weights."""
+        bags = tuple(x.numpy() for x in self[:4])
+        if self.precision is None:
+            n = len(self.sigma)
+            return *bags, np.ones(n), np.zeros(n + 1, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        diagonal, near = self.precision
+        rows = (diagonal, near.crow_indices(), near.col_indices(), near.values())
+        return *bags, *(part.numpy() for part in rows)
+
+
+def sites() -> Any:
+    """The module with the vector arithmetic of EP; None where torch's is to be used."""
+    return None if kernels() is None else kernels().sites
+
+
+@functools.cache
+def kernels() -> Any:
+    """The package of loops; None without Numba, or with one that cannot be used here."""
+    try:
+        from gpmil.fast import passes
+        from gpmil.fast import sites
+    except (ImportError, RuntimeError) as error:  # RuntimeError: no place for its cache
+        logger.info(
+            "passes over the bags are not compiled, which costs up to half of the speed (%s): %s",
+            error, extras.install("fast"),
+        )  # fmt: skip
+        return None
+    return SimpleNamespace(passes=passes, sites=sites)

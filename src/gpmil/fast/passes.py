@@ -1,0 +1,209 @@
+"""One pass over the bags of a cohort: sums of log Z and of its gradient, H read once.
+
+See compiled.py. Four rows of H are multiplied at a time, and no branch stands inside the loops
+over the instances of a bag.
+"""
+
+import math
+from typing import no_type_check
+
+import numpy as np
+from numba import njit
+
+from gpmil.fast.tails import ANY_ORDER
+from gpmil.fast.tails import FUSED
+from gpmil.fast.tails import LARGEST
+from gpmil.fast.tails import ROOT_HALF
+from gpmil.fast.tails import tail
+
+ROWS = 128  # products of so many rows of H are added up in its own dtype, then in float64
+TOGETHER = 16  # numbers multiplied before a logarithm is taken of them
+SMALLEST = -21.0  # z below which exp(-z^2) tells patches of a positive bag no longer apart
+DOUBTFUL = -1e-3  # log q of a positive bag above which 1 - q needs care
+
+
+# --- A bag ----------------------------------------------------------------------------------------
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def _times(H, start, stop, w, c, mu):
+    """mu = c + H w, four rows at a time."""
+    n, M, zero = stop - start, H.shape[1], w.dtype.type(0)
+    four = n - n % 4
+    for i in range(0, four, 4):
+        row = start + i
+        m0, m1, m2, m3 = zero, zero, zero, zero
+        for j in range(M):
+            m0 += H[row, j] * w[j]
+            m1 += H[row + 1, j] * w[j]
+            m2 += H[row + 2, j] * w[j]
+            m3 += H[row + 3, j] * w[j]
+        mu[i], mu[i + 1], mu[i + 2], mu[i + 3] = c + m0, c + m1, c + m2, c + m3
+    for i in range(four, n):
+        m0 = zero
+        for j in range(M):
+            m0 += H[start + i, j] * w[j]
+        mu[i] = c + m0
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _tails(mu, sigma, start, n, z, upper, hazard):
+    """z = t / sqrt 2, upper = 1 - Phi(t), without its factor exp(-z^2) where z > 0, and h(t)."""
+    for i in range(n):
+        z[i] = mu[i] / sigma[start + i] * ROOT_HALF
+        upper[i], hazard[i] = tail(z[i])
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _log_q(z, upper, n):
+    """log q = sum_i log(1 - Phi(t_i)), and the largest z."""
+    total, product, largest = 0.0, 1.0, z[0]
+    for i in range(n):
+        largest = max(largest, z[i])
+        total -= max(z[i], 0.0) ** 2
+        product *= upper[i]
+        if i % TOGETHER == TOGETHER - 1:
+            total += math.log(product)
+            product = 1.0
+    return total + math.log(product), largest
+
+
+@njit(error_model="numpy")
+@no_type_check
+def _log_q_near_one(z, n):
+    """log q where it is nearly 0: the sum keeps all digits of 1 - q."""
+    total = 0.0
+    for i in range(n):
+        total += math.log1p(-0.5 * math.erfc(-z[i]))
+    return total
+
+
+@njit(error_model="numpy")
+@no_type_check
+def _log_z(log_q, positive):
+    """log Z_b, and what multiplies sigma h in E - mu: -1 (eq. qmi_0), q / (1 - q) (eq. qmi_1)."""
+    if not positive:
+        return log_q, -1.0
+    p = -math.expm1(log_q)
+    return math.log(p), math.exp(log_q) / p
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _unsmooth(e, start, n, diagonal, first, column, weight, x):
+    """x = P e: the diagonal, and the weighted neighbours."""
+    for i in range(n):
+        total = diagonal[start + i] * e[i]
+        for k in range(first[start + i], first[start + i + 1]):
+            total -= weight[k] * e[column[k] - start]
+        x[i] = total
+
+
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def _add(H, start, n, x, at, out):
+    """out += H'x over n rows, four at a time."""
+    M = H.shape[1]
+    four = n - n % 4
+    for i in range(0, four, 4):
+        row, k = start + i, at + i
+        x0, x1, x2, x3 = x[k], x[k + 1], x[k + 2], x[k + 3]
+        for j in range(M):
+            out[j] += (x0 * H[row, j] + x1 * H[row + 1, j]) + (
+                x2 * H[row + 2, j] + x3 * H[row + 3, j]
+            )
+    for i in range(four, n):
+        for j in range(M):
+            out[j] += x[at + i] * H[start + i, j]
+
+
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def _against(H, start, stop, x, block, out):
+    """out += H'x, in x's dtype within ROWS rows, in float64 beyond."""
+    n = stop - start
+    for at in range(0, n, ROWS):
+        block[:] = 0
+        _add(H, start + at, min(ROWS, n - at), x, at, block)
+        for j in range(len(out)):
+            out[j] += block[j]
+
+
+# --- All bags -------------------------------------------------------------------------------------
+@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def one_pass(
+    H, sigma, offsets, positive, diagonal, first, column, weight, w, c, want_gradient
+):  # fmt: skip
+    """sum_b log Z_b with W'(E - c), or its gradient in w; and whether all was within range.
+
+    Products with H are in the dtype of w, everything else in float64.
+    """
+    largest = 0
+    for b in range(len(positive)):
+        largest = max(largest, offsets[b + 1] - offsets[b])
+    mu, z, upper = np.empty(largest), np.empty(largest), np.empty(largest)
+    hazard, e = np.empty(largest), np.empty(largest)
+    x, block, out = np.empty(largest, w.dtype), np.empty(len(w), w.dtype), np.zeros(len(w))
+    total = 0.0
+    for b in range(len(positive)):
+        start, stop = offsets[b], offsets[b + 1]
+        n = stop - start
+        _times(H, start, stop, w, c, mu)
+        _tails(mu, sigma, start, n, z, upper, hazard)
+        log_q, top = _log_q(z, upper, n)
+        doubtful = positive[b] and log_q > DOUBTFUL
+        if not log_q <= 0 or top > LARGEST or (doubtful and top < SMALLEST):
+            return total, out, False
+        if doubtful:
+            log_q = _log_q_near_one(z, n)
+        log_z, factor = _log_z(log_q, positive[b])
+        total += log_z
+        if want_gradient:
+            # d log Z / dmu = (E - mu) / sigma^2
+            for i in range(n):
+                x[i] = factor * hazard[i] / sigma[start + i]
+        else:
+            for i in range(n):
+                e[i] = mu[i] - c + factor * sigma[start + i] * hazard[i]
+            _unsmooth(e, start, n, diagonal, first, column, weight, x)
+        _against(H, start, stop, x, block, out)
+    return total, out, True
+
+
+# --- Sweeps ---------------------------------------------------------------------------------------
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def _solve(L, x):
+    """x becomes (L L')^-1 x."""
+    M = len(x)
+    for i in range(M):
+        total = 0.0
+        for j in range(i):
+            total += L[i, j] * x[j]
+        x[i] = (x[i] - total) / L[i, i]
+    for i in range(M - 1, -1, -1):
+        x[i] /= L[i, i]
+        for j in range(i):
+            x[j] -= L[i, j] * x[i]
+
+
+@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def sweeps(
+    H, sigma, offsets, positive, diagonal, first, column, weight, L, w, c, count
+):  # fmt: skip
+    """w after `count` sweeps w <- R^-1 W'(E - c), R = L L'; the bound before each; all in range."""
+    bound = np.empty(count)
+    for k in range(count):
+        log_z, pulled, in_range = one_pass(
+            H, sigma, offsets, positive, diagonal, first, column, weight,
+            w.astype(H.dtype), c, False,
+        )  # fmt: skip
+        if not in_range:
+            return w, bound, False
+        bound[k] = log_z - (w * w).sum() / 2
+        _solve(L, pulled)
+        w = pulled
+    return w, bound, True

@@ -1,0 +1,221 @@
+"""The vector arithmetic of expectation propagation in one bag, between its factorisations.
+
+See ep_bag.py, and ep.py for the same in torch. An iteration takes some hundred operations on
+vectors of the length of a bag, which cost more to call one by one than to do.
+"""
+
+import math
+from typing import no_type_check
+
+import numpy as np
+from numba import njit
+
+from gpmil.fast.tails import ANY_ORDER
+from gpmil.fast.tails import FUSED
+from gpmil.fast.tails import ROOT_HALF
+from gpmil.fast.tails import tail
+
+FURTHEST = 30.0  # t of a cavity: beyond, the fourth cumulant loses its digits as t^6
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def refined(mean, var, left, tau, nu, new_tau, new_nu):
+    """The sites that match the moments of their cavities; and the largest t among these."""
+    largest = -1.0
+    for i in range(len(mean)):
+        # cavity: p = 1/v - tau, h = mhat/v - nu; t = h / sqrt p, and 1 / p its variance
+        spread = var[i] / left[i]
+        t = (mean[i] - nu[i] * var[i]) / math.sqrt(left[i] * var[i])
+        hazard = tail(t * ROOT_HALF)[1]
+        # delta = h (h - t);  tau = delta / ((1 - delta) v)
+        # nu = (t delta - h) / ((1 - delta) sqrt v)
+        gap = hazard - t
+        delta = hazard * gap
+        kept = 1 - delta
+        pull = -(gap + t * kept) if t > 0 else t * delta - hazard
+        new_tau[i] = delta / (kept * spread)
+        new_nu[i] = pull / (kept * math.sqrt(spread))
+        largest = max(largest, t)
+    return largest
+
+
+@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def first(mu, prior, share):
+    """Sites of coordinates on their own, a share of each; and the largest t."""
+    n = len(mu)
+    zero, one, x = np.zeros(n), np.ones(n), np.empty(2 * n)
+    largest = refined(mu, prior, one, zero, zero, x[:n], x[n:])
+    return x * share, largest
+
+
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def marginals(solved, mu, prior, mean, var):
+    """mhat and v of N(mu, S) times all sites: rows of `solved` are L^-1 T^.5 S_j, the last L'x."""
+    n = len(mu)
+    white = solved[n]
+    for j in range(n):
+        half, square, product = solved[j], 0.0, 0.0
+        for i in range(n):
+            square += half[i] * half[i]
+            product += half[i] * white[i]
+        # v = S_jj - |half_j|^2,  mhat = mu + half' L'x
+        var[j] = max(prior[j] - square, 1e-300)
+        mean[j] = mu[j] + product
+
+
+@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def iterate(solved, mu, prior, x, gauss, f):
+    """mhat, v and v p at the sites x (rows of `gauss`); f: what the next sites add to x.
+
+    Returns the largest change and the largest site, in units of the prior, and the largest t.
+    """
+    n = len(mu)
+    mean, var, left = gauss[0], gauss[1], gauss[2]
+    marginals(solved, mu, prior, mean, var)
+    for i in range(n):
+        left[i] = max(1 - x[i] * var[i], 1e-15)
+    largest = refined(mean, var, left, x[:n], x[n:], f[:n], f[n:])
+    change, size = 0.0, 0.0
+    for i in range(n):
+        f[i] -= x[i]
+        f[n + i] -= x[n + i]
+        root = math.sqrt(prior[i])
+        change = max(change, abs(f[i]) * prior[i], abs(f[n + i]) * root)
+        size = max(size, abs(x[i]) * prior[i], abs(x[n + i]) * root)
+    return change, size, largest
+
+
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def dot(a, b):
+    """a'b."""
+    total = 0.0
+    for i in range(len(a)):
+        total += a[i] * b[i]
+    return total
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def fitted(df, f):
+    """gamma = argmin |f - gamma df|, by elimination; the ridge keeps empty slots at zero."""
+    depth = len(df)
+    gram, gamma, ridge = np.empty((depth, depth)), np.empty(depth), 0.0
+    for a in range(depth):
+        gamma[a] = dot(df[a], f)
+        for b in range(depth):
+            gram[a, b] = dot(df[a], df[b])
+        ridge = max(ridge, gram[a, a])
+    for a in range(depth):
+        gram[a, a] += 1e-12 * ridge + 1e-300
+    for a in range(depth):
+        for b in range(a + 1, depth):
+            factor = gram[b, a] / gram[a, a]
+            gamma[b] -= factor * gamma[a]
+            for c in range(a, depth):
+                gram[b, c] -= factor * gram[a, c]
+    for a in range(depth - 1, -1, -1):
+        for c in range(a + 1, depth):
+            gamma[a] -= gram[a, c] * gamma[c]
+        gamma[a] /= gram[a, a]
+    return gamma
+
+
+@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def accelerated(x, f, unit, dx, df, last_x, last_f, slot, weak):
+    """The next sites by Anderson's rule, all memory in units of the prior; slot -1: none yet."""
+    k, n = len(x), len(x) // 2
+    new = np.empty(k)
+    for i in range(k):
+        new[i] = (x[i] + f[i]) * unit[i]
+        if slot >= 0:
+            dx[slot, i], df[slot, i] = x[i] * unit[i] - last_x[i], f[i] * unit[i] - last_f[i]
+        last_x[i], last_f[i] = x[i] * unit[i], f[i] * unit[i]
+    if slot >= 0:
+        gamma = fitted(df, last_f)
+        for a in range(len(df)):
+            for i in range(k):
+                new[i] -= gamma[a] * (dx[a, i] + df[a, i])
+    least, total = new[0], 0.0
+    for i in range(k):
+        total += new[i]
+        least = min(least, new[i] if i < n else least)
+    # a step that leads to a negative precision starts afresh
+    afresh = least < 0 or not math.isfinite(total)
+    if afresh:
+        dx[:], df[:] = 0.0, 0.0
+    for i in range(n):
+        # tau and nu that all but vanish must come from one cavity: nu / sqrt tau is used
+        plain = afresh or new[i] < weak
+        for j in (i, n + i):
+            new[j] = x[j] + f[j] if plain else new[j] / unit[j]
+    return new
+
+
+@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def closed(gauss, x):
+    """sum_i and sum_i |.| of what the constraints add to log P; the t of the cavities."""
+    n = gauss.shape[1]
+    total, size, t = 0.0, 0.0, np.empty(n)
+    for i in range(n):
+        mean, var, left = gauss[0, i], gauss[1, i], gauss[2, i]
+        t[i] = (mean - x[n + i] * var) / math.sqrt(left * var)
+        s = mean / math.sqrt(var)
+        z = t[i] * ROOT_HALF
+        # -log(v p)/2 + h^2/(2p) - mhat^2/(2v) + log Phi(-h/sqrt p)
+        upper = math.log(tail(z)[0]) - max(z, 0.0) ** 2
+        term = -math.log(left) / 2 + (t[i] - s) * (t[i] + s) / 2 + upper
+        total += term
+        size += abs(term)
+    return total, size, t
+
+
+@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def cumulants(t):
+    """Third and fourth cumulants of N(t, 1) given m < 0, over its standard deviation^3 and ^4."""
+    k3, k4 = np.empty(len(t)), np.empty(len(t))
+    for i in range(len(t)):
+        h = tail(t[i] * ROOT_HALF)[1]
+        # cumulants are derivatives in t: with r = h(t), r' = h (h - t), k3 = -r'', k4 = -r'''
+        r1 = h * (h - t[i])
+        r2 = r1 * (2 * h - t[i]) - h
+        r3 = r2 * (2 * h - t[i]) + r1 * (2 * r1 - 2)
+        kept = 1 - r1
+        k3[i] = -r2 / (kept * math.sqrt(kept))
+        k4[i] = -r3 / (kept * kept)
+    return k3, k4
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def paired(v, k3, k4):
+    """sum_{i!=j} k_i k_j corr_ij^p for p = 3 and 4, each followed by the sum of absolute terms."""
+    n = len(k3)
+    scale = np.empty(n)
+    for i in range(n):
+        scale[i] = 1 / math.sqrt(v[i, i])
+    c3, size3, c4, size4 = 0.0, 0.0, 0.0, 0.0
+    for i in range(n):
+        row, own = v[i], scale[i]
+        s3, a3, s4, a4 = 0.0, 0.0, 0.0, 0.0
+        for j in range(i):
+            corr = own * row[j] * scale[j]
+            square = corr * corr
+            cube, fourth = square * corr * k3[j], square * square * k4[j]
+            s3 += cube
+            a3 += abs(cube)
+            s4 += fourth
+            a4 += abs(fourth)
+        # both orders of a pair: twice
+        c3 += 2 * k3[i] * s3
+        size3 += 2 * abs(k3[i]) * a3
+        c4 += 2 * k4[i] * s4
+        size4 += 2 * abs(k4[i]) * a4
+    return c3, size3, c4, size4

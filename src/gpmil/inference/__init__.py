@@ -1,0 +1,1 @@
+"""From the process to q(u): the problem in pieces, solvers, leave-one-out, tuning."""

@@ -1,0 +1,179 @@
+"""The log likelihood of every bag's label with that bag left out, from a single fit.
+
+Bag b is taken out of the optimum w by one Newton step of the problem without it, for some bags at
+a time as padded matrices. With J the Jacobian of the optimality condition at w (the Hessian of
+the collapsed bound, or that of the paper's fixed point), J_b the part of it that bag b adds and
+g_b its part of the condition itself,
+
+    w_-b = w - (J - J_b)^-1 g_b,
+
+all of it seen through the bag's own rows: n_b x n_b matrices, never M x M. The covariance needs no
+label, so taking the bag out of it is exact:
+
+    S_-b = Sigma + Sigma (K - W W' + W R_-b^-1 W') Sigma,  R_-b = R - W_b'H_b.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpmil.moments import orthant
+from gpmil.moments.coupled import cut_slope
+from gpmil.coupling.operator import Dense
+from gpmil.process.sparse_gp import SparseGP
+from gpmil.moments.truncated import Moments
+from gpmil.moments.truncated import log_not
+from gpmil.moments.truncated import moments
+
+LONGEST = (
+    10.0  # times the step that ignores the bag's own curvature: beyond it Newton has lost its way
+)
+
+
+class Bag(NamedTuple):
+    """b bags padded to p instances, the rows of W and H zero in the padding."""
+
+    mask: Bool[Tensor, "b p"]
+    positive: Bool[Tensor, " b"]
+    W: Float[Tensor, "b p M"]
+    H: Float[Tensor, "b p M"]  # Sigma W
+    sigma: Float[Tensor, "b p p"]  # Sigma
+    K: Float[Tensor, "b p p"]
+
+
+def padded_bag(gp: SparseGP, part: Dense, x: Tensor, positive: Tensor) -> Bag:
+    """Some bags as a fit sees them; x (n, d) are their kernel inputs, one bag after the other."""
+    W, padded = part.pad(gp.whiten(x)), part.pad(x)
+    return Bag(part.mask, positive, W, part.sigma @ W, part.sigma, gp.kernel(padded, padded))
+
+
+class Optimum(NamedTuple):
+    """Where the fit ended: w, R = I + sum_b W_b'H_b, and the Jacobian J of its condition."""
+
+    w: Float[Tensor, " M"]
+    c: float | Tensor
+    R_inverse: Float[Tensor, "M M"]
+    J_inverse: Float[Tensor, "M M"]
+
+
+def flat(bag: Bag, x: Float[Tensor, "b p"]) -> tuple[Tensor, Tensor]:
+    """The instances of the bags one after the other, and where each bag begins."""
+    sizes = bag.mask.sum(-1)
+    return x[bag.mask], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+def spread(bag: Bag, x: Float[Tensor, " n"]) -> Float[Tensor, "b p"]:
+    """Back to padded rows, zeros where there is no instance."""
+    return torch.zeros_like(bag.mask, dtype=x.dtype).masked_scatter(bag.mask, x)
+
+
+class Curvature(NamedTuple):
+    """gamma = d log Z / d mu, and A = -d2 log Z / d mu2 = diag(bend) + pull pull'."""
+
+    gamma: Float[Tensor, "b p"]
+    bend: Float[Tensor, "b p"]
+    pull: Float[Tensor, "b p"]
+
+    def times(self, G: Float[Tensor, "b k p"]) -> Float[Tensor, "b k p"]:
+        """G A, without the matrix A."""
+        return G * self.bend[:, None, :] + (G @ self.pull[..., None]) * self.pull[:, None, :]
+
+
+def _moments(bag: Bag, mu: Float[Tensor, "b p"]) -> Moments:
+    """Truncated moments of independent patches, one bag after the other."""
+    rows, offsets = flat(bag, mu)
+    deviation, _ = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
+    return moments(rows, deviation, bag.positive, offsets)
+
+
+def curvature(bag: Bag, mu: Float[Tensor, "b p"]) -> Curvature:
+    """The first two derivatives of log Z of independent patches."""
+    m = _moments(bag, mu)
+    return Curvature(*(spread(bag, x) for x in (m.gamma, -m.curvature, m.pull)))
+
+
+def mean_direct(bag: Bag, at: Optimum) -> Float[Tensor, "b p"]:
+    """mu_b at the maximum of the bound without bag b: J is the Hessian of minus the bound."""
+    mu = at.c + bag.H @ at.w
+    bent = curvature(bag, mu)
+    G = bag.H @ at.J_inverse @ bag.H.mT
+    # mu_-b = mu - H (J - H'A H)^-1 H'gamma = mu - (I - G A)^-1 G gamma
+    plain = (G @ bent.gamma[..., None])[..., 0]
+    return mu - shortened(solve(_eye(G) - bent.times(G), plain), plain)
+
+
+def shortened(step: Float[Tensor, "b p"], plain: Float[Tensor, "b p"]) -> Float[Tensor, "b p"]:
+    """No step longer than LONGEST times the one that ignores the bag's own curvature.
+
+    Without bag b the bound may be all but flat in some direction at w; Newton would go to nowhere.
+    """
+    most = LONGEST * plain.norm(dim=-1, keepdim=True)
+    length = step.norm(dim=-1, keepdim=True)
+    shrunk = step * (most / length.clamp(min=1e-300)).clamp(max=1.0)
+    return torch.where(length > most, shrunk, step)
+
+
+def diagonal_slope(
+    bag: Bag, mu: Float[Tensor, "b p"], G: Float[Tensor, "b p p"]
+) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p p"]]:
+    """E and D G, D = dE/dmu, of independent patches."""
+    m = _moments(bag, mu)
+    left, right, slope = (spread(bag, x) for x in (m.left, m.right, m.slope))
+    # D = diag(slope) - left right'
+    DG = slope[..., None] * G - left[..., None] * (right[:, None, :] @ G)
+    return spread(bag, m.mean), DG
+
+
+def mean_fixed_point(bag: Bag, at: Optimum, coupled: bool) -> Float[Tensor, "b p"]:
+    """mu_b at the paper's fixed point without bag b: J = R - W'D H."""
+    mu = at.c + bag.H @ at.w
+    unsmoothed = bag.W @ at.J_inverse @ bag.W.mT
+    G = bag.sigma @ unsmoothed  # H J^-1 W'
+    if coupled:
+        E, DG = cut_slope(mu, bag.sigma, bag.positive, bag.mask, unsmoothed)
+    else:
+        E, DG = diagonal_slope(bag, mu, G)
+    pulled = torch.where(bag.mask, mu - E, 0.0)
+    # mu_-b = mu + G (I - (I - D) G)^-1 (mu - E)
+    step = G @ solve(_eye(G) - G + DG, pulled)[..., None]
+    return mu + shortened(step[..., 0], (G @ pulled[..., None])[..., 0])
+
+
+def covariance(bag: Bag, at: Optimum) -> Float[Tensor, "b p p"]:
+    """S_-b, the covariance of m_b under q(u) without bag b."""
+    G = bag.H @ at.R_inverse @ bag.H.mT
+    # H (R - H'Sigma^-1 H)^-1 H' = G + G (Sigma - G)^-1 G
+    back = G + G @ solve(bag.sigma - G, G)
+    S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT + back
+    return (S + S.mT) / 2
+
+
+def scores(bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]) -> Float[Tensor, " b"]:
+    """log p(y_b) by the orthant engine."""
+    found = orthant.log_orthant(mu, S, bag.mask)
+    return torch.where(bag.positive, found.log_1mp, found.log_p)
+
+
+def smooth_scores(
+    bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]
+) -> Float[Tensor, " b"]:
+    """log p(y_b) by plain EP, which can be differentiated; no correction, no sampling."""
+    log_p = orthant.log_orthant_ep(mu, S, bag.mask)
+    return torch.where(bag.positive, log_not(log_p), log_p)
+
+
+def solve(A: Float[Tensor, "b p p"], x: Float[Tensor, "b p *k"]) -> Float[Tensor, "b p *k"]:
+    """A^-1 x of every bag.
+
+    Bag after bag on a CPU: with several threads oneMKL does not come back from LU factorisations
+    of two or more matrices of some 180 rows ("Parameter 6 was incorrect on entry to DLASWP").
+    """
+    if A.is_cuda:
+        return torch.linalg.solve(A, x)
+    return torch.stack([torch.linalg.solve(one, right) for one, right in zip(A, x, strict=True)])
+
+
+def _eye(like: Float[Tensor, "b p p"]) -> Float[Tensor, "p p"]:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)

@@ -1,0 +1,414 @@
+"""Inference of q(u) and q(m): the paper's sweeps, its fixed point by Newton, the direct optimum.
+
+With W the whitened features, H = Sigma W and R = I + W'H (sparse_gp.py), all in terms of w:
+
+    mu = c + H w                     eq. (mu_mb)
+    E  = E_q(m)[m] at mu             eqs. (qmi_0), (qmi_1); truncated.py
+    w  = R^-1 W'(E - c)              eqs. (sigma_u), (mu_u)
+
+One pass over the pieces of the cohort (pieces.py) gives E and everything summed from it. E takes
+either the patches of a bag as independent (the paper; truncated.py) or as they are coupled
+(coupled.py).
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from jaxtyping import Float, Int
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from gpmil.inference import fused
+from gpmil.inference import leave_out
+from gpmil.fast.lanes import in_lanes
+from gpmil.inference.leave_out import Bag
+from gpmil.inference.leave_out import Optimum
+from gpmil.inference.pieces import Chunk
+from gpmil.inference.pieces import Gathered
+from gpmil.inference.pieces import Piece
+from gpmil.inference.pieces import Source
+from gpmil.inference.pieces import gather
+from gpmil.process.sparse_gp import SparseGP
+from gpmil.warn import warn_caller
+
+logger = logging.getLogger("gpmil")
+SIDE_BY_SIDE = 8  # chunks from which threads pay
+WARM_SWEEPS = 4  # plain sweeps before Newton: most of the distance at a tenth of the cost
+SERVES = 0.1  # a Hessian is kept while a step with it leaves at most so much of the residual
+EVERY = 8  # of the pieces of a large cohort make the sample that the direct solver starts with
+FEWEST = 4  # pieces in such a sample
+NEAR = 1.0  # relative residual at which a sample has served: its optimum is not the one of all
+SHORTEST = 2.0**-6  # a line search that needs a shorter step than this gives up
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The training cohort as inference sees it."""
+
+    chunks: Sequence[Piece]
+    R: Float[Tensor, "M M"]
+    chol_R: Float[Tensor, "M M"]
+    c: float
+    n_instances: int
+    constant: float  # of the collapsed bound
+    share: float = 1.0  # of the cohort that the pieces are; the prior on w weighs as much
+
+    def solve_R(self, x: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
+        """R^-1 x."""
+        return torch.cholesky_solve(x[:, None], self.chol_R)[:, 0]
+
+
+class Solution(NamedTuple):
+    """w, and how it was reached; `trace` is the collapsed bound at each step, less a constant."""
+
+    w: Float[Tensor, " M"]
+    n_iter: int
+    converged: bool
+    residual: float
+    trace: list[float]
+
+
+def prepare(
+    gp: SparseGP,
+    inputs: Callable[[Tensor], Tensor],
+    adjacency: sp.csr_array,
+    offsets: Int[np.ndarray, " b1"],
+    positive: np.ndarray,
+    strength: float,
+    c: float,
+    dtype: torch.dtype = torch.float64,
+    coupled: bool = False,
+    store: str = "memory",
+) -> Problem:
+    """Compute H, sigma and R, part by part of the coupling; `inputs(rows)` gives kernel inputs.
+
+    H is stored in `dtype`; factorisations and sums are float64 always. `coupled`: the truncated
+    moments keep the correlation of neighbours. `store`: where H is kept, see pieces.py.
+    """
+    source = Source(gp, inputs, adjacency, offsets, positive, strength, dtype, coupled)
+    chunks, found = gather(source, store)
+    return assemble(chunks, found, c, int(offsets[-1]))
+
+
+def assemble(chunks: Sequence[Piece], found: Gathered, c: float, n_instances: int) -> Problem:
+    """The problem from the pieces and the sums of the first pass over all of them."""
+    # R = I + W' Sigma W
+    R = found.gram + torch.eye(len(found.gram), dtype=torch.float64, device=found.gram.device)
+    chol_R = torch.linalg.cholesky(R)
+    return Problem(chunks, R, chol_R, c, n_instances, _constant(R, chol_R, found.trace))
+
+
+def _constant(R: Tensor, chol_R: Tensor, trace: float) -> float:
+    """The part of the evidence bound that w does not enter.
+
+    -sum_b tr(Sigma_b V_b)/2 - (tr R^-1 - M + log|R|)/2 with V_b = K_bb - W_b W_b' + W_b R^-1 W_b'
+    and sum_b W_b' Sigma_b W_b = R - I, so that the traces of R^-1 cancel.
+    """
+    spread = trace - float(R.trace() - len(R)) + len(R)
+    return -(spread - len(R) + 2 * float(chol_R.diagonal().log().sum())) / 2
+
+
+# --- The paper: Algorithm 1 -------------------------------------------------------------------
+
+
+def sweeps(
+    problem: Problem, expectation: Float[Tensor, " N"], max_iter: int, tol: float
+) -> Solution:
+    """Exactly `max_iter` sweeps from a given E[m] (Algorithm 1 of the paper)."""
+    w = weights(problem, expectation)
+    fast = fused.advance(problem.chunks, problem.chol_R, problem.c, w, max_iter - 1)
+    if fast is None:
+        fast = _compiled(problem, w, max_iter - 1)
+    w, trace = _sweep(problem, w, max_iter - 1) if fast is None else fast
+    log_z, pulled = pull(problem, w)
+    trace.append(float(log_z) - float(w @ w) / 2)
+    residual = relative(pulled - problem.R @ w, problem.R @ w)
+    logger.info("%d sweeps; residual of the fixed point %.1e", max_iter, residual)
+    return Solution(w, max_iter, residual < tol, residual, trace)
+
+
+def _compiled(
+    problem: Problem, w: Float[Tensor, " M"], count: int
+) -> tuple[Tensor, list[float]] | None:
+    """All sweeps in one compiled loop, where the cohort is one piece in memory."""
+    piece = problem.chunks[0]
+    if len(problem.chunks) > 1 or not isinstance(piece, Chunk) or piece.loop is None or count < 1:
+        return None
+    return piece.loop.sweeps(problem.chol_R, w, problem.c, count)
+
+
+def _sweep(problem: Problem, w: Float[Tensor, " M"], count: int) -> tuple[Tensor, list[float]]:
+    trace = w.new_zeros(max(count, 0))
+    for k in range(count):
+        # E at mu = c + H w, then w = R^-1 W'(E - c)
+        log_z, pulled = pull(problem, w)
+        trace[k] = log_z - w @ w / 2
+        w = problem.solve_R(pulled)
+    return w, trace.tolist()
+
+
+def weights(problem: Problem, expectation: Float[Tensor, " N"]) -> Float[Tensor, " M"]:
+    """w = R^-1 W'(E - c) for a given E[m] (eq. mu_u)."""
+    return problem.solve_R(summed(problem, "weigh", expectation, problem.c)[0])
+
+
+def pull(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float | Tensor, Float[Tensor, " M"]]:
+    """sum_b log Z_b and W'(E - c) at w."""
+    return summed(problem, "pull", w, problem.c)
+
+
+def summed(problem: Problem, term: str, *at: Any) -> Any:
+    """The terms that the pieces of the cohort give, added up."""
+
+    def one_lane(pieces: Sequence[Piece]) -> tuple:
+        return functools.reduce(_add, (getattr(piece, term)(*at) for piece in pieces))
+
+    on_cpu = problem.R.device.type == "cpu"
+    side_by_side = on_cpu and len(problem.chunks) >= SIDE_BY_SIDE
+    return in_lanes(problem.chunks, one_lane, _add, side_by_side)
+
+
+def _add(a: tuple, b: tuple) -> tuple:
+    return tuple(x + y for x, y in zip(a, b))
+
+
+# --- The paper's fixed point, converged -------------------------------------------------------
+
+
+def newton(
+    problem: Problem,
+    max_iter: int,
+    tol: float,
+    expectation: Float[Tensor, " N"] | None = None,
+) -> Solution:
+    """The fixed point F(w) = W'(E(w) - c) - R w = 0 by Newton steps after a few sweeps.
+
+    Starts at E[m] = 1 in positive bags and -1 in negative ones, or at a given E[m]. A step that
+    does not bring the residual down even when shortened is replaced by plain sweeps, which
+    contract. One more step is taken once the residual is below `tol`: where the problem is stiff
+    w is then still off by a hundred times as much.
+    """
+    w = signed(problem) if expectation is None else weights(problem, expectation)
+    w = _plain(problem, w)
+    F, slope, value = fixed_point(problem, w)
+    residual, trace = relative(F, problem.R @ w), [value]
+    for step in range(1, max_iter + 1):
+        last = residual < tol
+        delta = _toward(problem.R - slope, F)
+        w, F, slope, value = _shorten(problem, w, F, delta, accept_below=tol)
+        residual = relative(F, problem.R @ w)
+        trace.append(value)
+        logger.debug("newton step %d: residual %.2e", step, residual)
+        if last and residual < tol:
+            return Solution(w, step, True, residual, trace)
+    return _said(Solution(w, max_iter, residual < tol, residual, trace), tol)
+
+
+def signed(problem: Problem) -> Float[Tensor, " M"]:
+    """w = R^-1 W'(E - c) for E[m] = 1 in positive bags, -1 in negative ones."""
+    return problem.solve_R(summed(problem, "weigh_signs", problem.c)[0])
+
+
+def fixed_point(
+    problem: Problem, w: Float[Tensor, " M"]
+) -> tuple[Float[Tensor, " M"], Float[Tensor, "M M"], float]:
+    """F(w), W'D H with D = dE/dmu, and the collapsed bound less its constant."""
+    log_z, pulled, slope = summed(problem, "fixed_point", w, problem.c)
+    return pulled - problem.R @ w, slope, log_z - float(w @ w) / 2
+
+
+def _toward(jacobian: Tensor, F: Tensor) -> Tensor:
+    """Newton's step (R - W'D H) delta = F, bent to follow the flow of the sweeps.
+
+    The matrix is not symmetric for lambda > 0, so LU. Where its symmetric part is indefinite
+    Newton would run to an unstable point; with the negative curvatures turned round, F'delta > 0.
+    """
+    symmetric = (jacobian + jacobian.mT) / 2
+    if torch.linalg.cholesky_ex(symmetric).info:
+        values, vectors = torch.linalg.eigh(symmetric)
+        jacobian = jacobian + (vectors * (values.abs().clamp(min=1e-3) - values)) @ vectors.mT
+    return torch.linalg.solve(jacobian, F)
+
+
+def _shorten(
+    problem: Problem, w: Tensor, F: Tensor, delta: Tensor, accept_below: float
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """The longest of delta, delta/2, ... that is progress.
+
+    Progress is a smaller |R^-1 F| (the length of a sweep), or F still not pointing back along
+    delta (on the way out of an unstable region |F| grows first), or a residual `accept_below`,
+    where |F| is rounding and need not fall.
+    """
+    merit, length = problem.solve_R(F).norm(), 1.0
+    while length >= SHORTEST and torch.isfinite(delta).all():
+        trial = w + length * delta
+        F_trial, slope, value = fixed_point(problem, trial)
+        lower = problem.solve_R(F_trial).norm() < (1 - 1e-4 * length) * merit
+        forward = F_trial @ delta > 0
+        if lower or forward or relative(F_trial, problem.R @ trial) < accept_below:
+            return trial, F_trial, slope, value
+        length /= 2
+    w = _plain(problem, w)
+    return w, *fixed_point(problem, w)
+
+
+def _plain(problem: Problem, w: Tensor) -> Tensor:
+    for _ in range(WARM_SWEEPS):
+        w = problem.solve_R(pull(problem, w)[1])
+    return w
+
+
+# --- The collapsed bound, maximised directly --------------------------------------------------
+
+
+def direct(
+    problem: Problem, max_iter: int, tol: float, start: Float[Tensor, " M"] | None = None
+) -> Solution:
+    """Maximise L(w) = sum_b log Z_b(c + H_b w) - w'w / 2 by Newton with a line search.
+
+    A Hessian costs several gradients, so it is kept for as long as it serves: while every step
+    brings the residual down tenfold.
+    """
+    return _said(_maximise(problem, max_iter, tol, start), tol)
+
+
+def _maximise(
+    problem: Problem, max_iter: int, tol: float, start: Float[Tensor, " M"] | None
+) -> Solution:
+    """The same, with nothing said where it does not converge."""
+    w = _from_a_sample(problem, max_iter) if start is None else start
+    value, gradient, curvature = collapsed_bound(problem, w)
+    residual, trace, fresh = float("inf"), [value], True
+    for step in range(1, max_iter + 1):
+        last = residual < tol  # one more step below tol, as in `newton`
+        found = _climb(problem, w, value, gradient, _ascent(curvature, gradient))
+        if found is None and not fresh:  # an old Hessian led nowhere
+            value, gradient, curvature = collapsed_bound(problem, w)
+            found = _climb(problem, w, value, gradient, _ascent(curvature, gradient))
+        if found is None:
+            return Solution(w, step, residual < tol, residual, trace)
+        before, (w, value, gradient) = residual, found
+        residual = relative(gradient, w)
+        trace.append(value)
+        logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
+        if last and residual < tol:
+            return Solution(w, step, True, residual, trace)
+        if _stalled(trace):
+            return Solution(w, step, residual < tol, residual, trace)
+        fresh = residual > SERVES * before or before == float("inf")
+        if fresh and not residual < tol:
+            curvature = collapsed_bound(problem, w)[2]
+    return Solution(w, max_iter, residual < tol, residual, trace)
+
+
+def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
+    """Where the solver starts: at zero, or at the optimum of some pieces where there are many.
+
+    Most steps lead from zero to near the optimum; a sample shows the way as well as all pieces.
+    """
+    some = problem.chunks[::EVERY]
+    if len(some) < FEWEST:
+        return torch.zeros_like(problem.R[0])
+    sample = replace(problem, chunks=some, share=problem.share * len(some) / len(problem.chunks))
+    return _maximise(sample, max_iter, NEAR, torch.zeros_like(problem.R[0])).w
+
+
+def _stalled(trace: list[float]) -> bool:
+    """The bound has not risen beyond rounding for ten steps: what is left is noise."""
+    recent = trace[-11:]
+    return len(recent) == 11 and max(recent) - recent[0] <= 1e-12 * abs(recent[0])
+
+
+def collapsed_bound(
+    problem: Problem, w: Float[Tensor, " M"]
+) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
+    """L(w), its gradient H'gamma - w, and the Hessian of -L."""
+    log_z, gradient, curvature = summed(problem, "bound", w, problem.c)
+    eye = torch.eye(len(w), dtype=w.dtype, device=w.device)
+    prior = problem.share
+    return log_z - prior * float(w @ w) / 2, gradient - prior * w, prior * eye + curvature
+
+
+def rise(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float, Float[Tensor, " M"]]:
+    """L(w) and its gradient."""
+    log_z, gradient = summed(problem, "rise", w, problem.c)
+    return log_z - problem.share * float(w @ w) / 2, gradient - problem.share * w
+
+
+def _ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
+    """Newton's direction; where -L is not convex, with the curvatures' absolute values."""
+    factor, failed = torch.linalg.cholesky_ex(curvature)
+    if not failed:
+        return torch.cholesky_solve(gradient[:, None], factor)[:, 0]
+    values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
+    return vectors @ ((vectors.mT @ gradient) / values.abs().clamp(min=1e-3))
+
+
+def _climb(problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: Tensor):
+    """The first of delta, delta/2, ... with enough of the promised rise (Armijo), or None."""
+    promised, length = float(gradient @ delta), 1.0
+    rounding = 1e-13 * abs(value)
+    while length >= 1e-8:
+        trial = w + length * delta
+        found = rise(problem, trial)
+        finite = bool(torch.isfinite(found[1]).all())
+        if finite and found[0] >= value + 1e-4 * length * promised - rounding:
+            return trial, *found
+        length /= 2
+    return None
+
+
+# --- Leaving bags out -------------------------------------------------------------------------
+
+
+def leave_one_bag_out(
+    problem: Problem, bags: Iterable[tuple[np.ndarray, Bag]], w: Float[Tensor, " M"], direct: bool
+) -> Float[Tensor, " B"]:
+    """log p(y_b) of every bag under the fit without it, all from the one fit at w.
+
+    `bags` gives the cohort in padded batches with the numbers of their bags; `direct`: w is the
+    maximum of the collapsed bound, otherwise the paper's fixed point (coupled moments: both).
+    """
+    coupled = any(getattr(piece, "coupled", None) is not None for piece in problem.chunks)
+    if direct and not coupled:
+        J = collapsed_bound(problem, w)[2]
+    else:
+        J = problem.R - fixed_point(problem, w)[1]
+    at = Optimum(w, problem.c, torch.cholesky_inverse(problem.chol_R), torch.linalg.inv(J))
+    found: list[tuple[np.ndarray, Tensor]] = []
+    for numbers, bag in bags:
+        if direct and not coupled:
+            mu = leave_out.mean_direct(bag, at)
+        else:
+            mu = leave_out.mean_fixed_point(bag, at, coupled)
+        found.append((numbers, leave_out.scores(bag, mu, leave_out.covariance(bag, at))))
+    order = np.argsort(np.concatenate([numbers for numbers, _ in found]))
+    return torch.cat([scores for _, scores in found])[torch.from_numpy(order)]
+
+
+# --- Shared -----------------------------------------------------------------------------------
+
+
+def relative(F: Tensor, scale: Tensor) -> float:
+    """|F| / |scale|."""
+    return float(F.norm() / scale.norm().clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def _said(found: Solution, tol: float) -> Solution:
+    """What was found, with a warning where it is not the end."""
+    if not found.converged:
+        warn_caller(
+            f"No convergence in {found.n_iter} steps: relative residual {found.residual:.1e}, tol "
+            f"{tol:.1e}. "
+            "Raise max_iter if it was reached, or look at the settings: a very large variance or "
+            "coupling, or features far from unit scale (standardize=False), make the problem "
+            "stiff, and rounding may end it earlier.",
+            ConvergenceWarning,
+        )
+    return found

@@ -1,1 +1,0 @@
-"""Loops that Numba compiles; compiled.py says when they are used and what they replace."""

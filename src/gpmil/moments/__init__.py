@@ -1,0 +1,1 @@
+"""m given its signs: truncated, by EP, orthants, large slides."""

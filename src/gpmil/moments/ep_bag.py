@@ -1,0 +1,142 @@
+"""Expectation propagation for one bag at a time on a CPU: log P alone, as ep.py has it.
+
+ep.py works on batches of padded bags in torch, for GPUs and wherever sites, means and covariances
+are wanted as well. Large bags gain nothing from batches on a CPU: here a bag is taken through all
+of its iterations while its matrices are in the cache, without padding, and with the vector
+arithmetic compiled (kernels/sites.py). The first iterations, whose sites will change anyway,
+factor in float32. What a bag gets does not depend on others to the last bit.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gpmil.fast import compiled
+from gpmil.moments.ep import DEEP
+from gpmil.moments.ep import DEPTH
+from gpmil.moments.ep import EPS
+from gpmil.moments.ep import FIRST_SHARE
+from gpmil.moments.ep import MAX_ITER
+from gpmil.moments.ep import SHARE_OF_C3
+from gpmil.moments.ep import WEAK
+
+ROUGH = 10.0  # times the tolerance: sites further away than this are refined in float32
+NOISE = 1e-4  # relative changes of the sites below which float32 might go on for ever
+
+
+class LogP(NamedTuple):
+    """What EP finds of one bag."""
+
+    log_p: float  # log P(all m < 0) of plain EP
+    c3: float  # to be added to it
+    c4: float
+    error: float  # estimated error of log_p + c3
+    n_iter: int
+    converged: bool
+
+
+def log_p(
+    mu: Float[Tensor, " n"], cov: Float[Tensor, "n n"], tol: float, max_iter: int = MAX_ITER
+) -> LogP | None:
+    """log P(all m < 0) of one bag; None without Numba, or where the deep tail asks for ep.py."""
+    kernel = compiled.sites()
+    if kernel is None:
+        return None
+    try:
+        return _iterate(_Bag(mu, cov, kernel), tol, max_iter)
+    except torch.linalg.LinAlgError:  # said by ep.py, which knows all bags
+        return None
+
+
+def _iterate(bag: "_Bag", tol: float, max_iter: int) -> LogP | None:
+    """To the fixed point of the sites; None where they leave the range of the compiled steps."""
+    if not bag.in_range:
+        return None
+    anderson = Anderson(bag.unit, bag.kernel)
+    rough = True
+    for i in range(1, max_iter + 1):
+        change, size = bag.step(torch.float32 if rough else torch.float64)
+        if not bag.in_range:
+            return None
+        done = change <= tol * size
+        if not rough and (done or i == max_iter):
+            return bag.finish(i, done)
+        # a step leaves about a tenth
+        rough = rough and change > max(ROUGH * tol, NOISE) * size and i < max_iter - 1
+        bag.x = anderson.step(bag.x, bag.f)
+    return None
+
+
+class _Bag:
+    """One bag with its sites x = (tau, nu), their change f, and the Gaussian that they make."""
+
+    def __init__(self, mu: Tensor, cov: Tensor, kernel: Any) -> None:
+        self.kernel, self.mu = kernel, mu.numpy()
+        self.cov = {torch.float64: cov, torch.float32: cov.float()}
+        self.prior = cov.diagonal().numpy().copy()
+        self.unit = np.concatenate([self.prior, np.sqrt(self.prior)])
+        n = len(mu)
+        self.x, largest = kernel.first(self.mu, self.prior, FIRST_SHARE)
+        self.in_range = bool(largest < kernel.FURTHEST)
+        self.f, self.gauss = np.empty(2 * n), np.empty((3, n))
+
+    def step(self, dtype: torch.dtype) -> tuple[float, float]:
+        """One evaluation of the sites; how far they move, and how large they are."""
+        n = len(self.mu)
+        tau, nu = self.x[:n], self.x[n:]
+        self.in_range = bool((tau * self.prior).max() <= DEEP)
+        if not self.in_range:
+            return 0.0, 0.0
+        root = np.sqrt(tau)
+        # s = T^-.5 nu
+        self.s = np.divide(nu, root, out=np.zeros(n), where=tau > 0)
+        self._solve(torch.from_numpy(root).to(dtype), torch.from_numpy(self.s - root * self.mu))
+        change, size, largest = self.kernel.iterate(
+            self.solved.mT.numpy(), self.mu, self.prior, self.x, self.gauss, self.f
+        )
+        self.in_range = bool(largest < self.kernel.FURTHEST) and np.isfinite(change)
+        return change, size
+
+    def _solve(self, root: Float[Tensor, " n"], residual: Float[Tensor, " n"]) -> None:
+        """L^-1 T^.5 [S, T^-1 nu - mu], B = I + T^.5 S T^.5 = L L'."""
+        cov, n = self.cov[root.dtype], len(root)
+        right = torch.empty(n, n + 1, dtype=root.dtype)
+        scaled = torch.mul(root[:, None], cov, out=right[:, :n])
+        right[:, n] = residual
+        b = scaled * root
+        b.diagonal().add_(1.0)
+        self.lower = torch.linalg.cholesky(b)
+        self.solved = torch.linalg.solve_triangular(self.lower, right, upper=False)
+
+    def finish(self, n_iter: int, converged: bool) -> LogP:
+        """log P, its corrections and its error, as `ep._finish` has them."""
+        n = len(self.mu)
+        half, white = self.solved[:, :n], self.solved[:, n].numpy()
+        V = torch.addmm(self.cov[torch.float64], half.mT, half, alpha=-1)
+        # lZG = -log|B|/2 + s's/2 - (s - T^.5 mu)'x/2
+        log_det = float(self.lower.diagonal().log().sum())
+        log_gauss = float(self.s @ self.s - white @ white) / 2 - log_det
+        terms, size, t = self.kernel.closed(self.gauss, self.x)
+        c3, size3, c4, size4 = self.kernel.paired(V.numpy(), *self.kernel.cumulants(t))
+        rounding = EPS * (abs(log_gauss) + size + n)
+        error = size4 / 48 + SHARE_OF_C3 * size3 / 12 + rounding
+        return LogP(log_gauss + terms, c3 / 12, c4 / 48, error, n_iter, converged)
+
+
+class Anderson:
+    """Anderson acceleration as in ep.py, for one bag: what it remembers are rows."""
+
+    def __init__(self, unit: Float[np.ndarray, " k"], kernel: Any) -> None:
+        self.dx, self.df = np.zeros((DEPTH, len(unit))), np.zeros((DEPTH, len(unit)))
+        self.unit, self.slot, self.kernel = unit, -1, kernel
+        self.x, self.f = np.empty(len(unit)), np.empty(len(unit))  # of the step before
+
+    def step(self, x: Float[np.ndarray, " k"], f: Float[np.ndarray, " k"]) -> np.ndarray:
+        """The next x from x and f = G(x) - x."""
+        memory = (self.dx, self.df, self.x, self.f)
+        new = self.kernel.accelerated(x, f, self.unit, *memory, self.slot, WEAK)
+        self.slot = (self.slot + 1) % DEPTH
+        return new

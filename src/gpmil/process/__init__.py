@@ -1,0 +1,1 @@
+"""The Gaussian process: features, kernels, inducing points, the sparse process."""

@@ -1,0 +1,189 @@
+"""From raw features to the space the kernel sees: standardised columns, or PCA scores.
+
+`variance`, `lengthscale` and `mean` of a model live in that space. Statistics are float64 sums
+over chunks of rows, so float16 features and memory-mapped files need no copy; they are taken
+about the first chunk's mean, so that one pass is enough and little cancels.
+"""
+
+import functools
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Num
+from torch import Tensor
+
+from gpmil.fast.lanes import in_lanes
+
+logger = logging.getLogger("gpmil")
+ROWS = 8192  # rows converted to float64 at a time
+GPU_ROWS = 2**18  # and on a GPU
+GPU_SHARE = 0.4  # of its free memory that features may take to stay there
+
+Rows = np.ndarray | Tensor  # (N, D) features where they lie: in memory, in a file, on a GPU
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """x -> (x - mean) / scale, or (x - mean) components' / scale."""
+
+    mean: Float[np.ndarray, " D"]
+    scale: Float[np.ndarray, " s"]
+    components: Float[np.ndarray, "d D"] | None = None
+
+    def __call__(self, x: Rows, device: str | torch.device = "cpu") -> Float[Tensor, "n d"]:
+        """Rows of raw features as float64 kernel inputs."""
+        if isinstance(x, np.ndarray):
+            x = torch.from_numpy(np.ascontiguousarray(x) if x.flags.writeable else np.array(x))
+        z = x.to(device).double()
+        mean, scale = (torch.from_numpy(a).to(device) for a in (self.mean, self.scale))
+        if self.components is None:
+            return (z - mean) / scale
+        return (z - mean) @ torch.from_numpy(self.components).to(device).mT / scale
+
+    def inverse(self, z: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n D"]:
+        """Raw features that map to z (for PCA the one in the plane of the components)."""
+        scores = z * self.scale
+        return self.mean + (scores if self.components is None else scores @ self.components)
+
+
+def on_device(features: Num[np.ndarray, "N D"], device: torch.device) -> Rows:
+    """The features themselves, or a copy of them on the GPU in their own dtype if there is room."""
+    if device.type != "cuda" or features.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
+        return features
+    with warnings.catch_warnings():  # the array may be read-only; nothing writes to it here
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+        return torch.cat(
+            [
+                torch.from_numpy(np.ascontiguousarray(features[s : s + GPU_ROWS])).to(device)
+                for s in range(0, len(features), GPU_ROWS)
+            ]
+        )
+
+
+def take(features: Rows, rows: Int[Tensor, " n"]) -> Rows:
+    """Some of the rows, from where they lie."""
+    if isinstance(features, np.ndarray):
+        return features[rows.cpu().numpy()]
+    return features[rows]
+
+
+def fitted(features: Rows, n_components: int | None, standardize: bool) -> FeatureMap:
+    """What the settings of a model ask for: PCA scores, standardised columns, or neither."""
+    if n_components is not None:
+        return pca(features, n_components)
+    return standardizer(features) if standardize else identity(features.shape[1])
+
+
+def identity(n_features: int) -> FeatureMap:
+    """Features as they are."""
+    return FeatureMap(np.zeros(n_features), np.ones(n_features))
+
+
+class Sums(NamedTuple):
+    """Sums over rows x, about a given point: what partitions of a cohort add up."""
+
+    size: float
+    first: Float[Tensor, " D"]  # sum of (x - about)
+    second: Tensor  # sum of (x - about)^2, (D,), or of the outer products, (D, D)
+
+
+def sums(features: Rows, about: Float[Tensor, " D"], outer: bool) -> Sums:
+    """The sums of all rows, chunk by chunk."""
+
+    def one_lane(starts: Sequence[int]) -> Sums:
+        return functools.reduce(add, (_sums(_rows(features, s), about, outer) for s in starts))
+
+    starts = range(0, len(features), _block(features))
+    return in_lanes(starts, one_lane, add, isinstance(features, np.ndarray) and len(starts) > 4)
+
+
+def _sums(x: Float[Tensor, "n D"], about: Tensor, outer: bool) -> Sums:
+    x = x - about  # in torch's own memory: BLAS rounds by how arrays are aligned
+    return Sums(len(x), x.sum(0), x.mT @ x if outer else x.square_().sum(0))
+
+
+def add(a: Sums, b: Sums) -> Sums:
+    """The sums of both."""
+    return Sums(a.size + b.size, a.first + b.first, a.second + b.second)
+
+
+def start(features: Rows) -> Float[Tensor, " D"]:
+    """A point about which sums lose little: the mean of the first rows."""
+    return _rows(features, 0)[:ROWS].mean(0)
+
+
+def standardizer(features: Rows) -> FeatureMap:
+    """Zero mean and unit variance column by column; a constant column keeps scale 1."""
+    about = start(features)
+    return standardizer_from(sums(features, about, outer=False), about)
+
+
+def standardizer_from(found: Sums, about: Float[Tensor, " D"]) -> FeatureMap:
+    """The same from sums about a point."""
+    shift = found.first / found.size
+    mean = (about + shift).cpu()
+    # var = E (x - a)^2 - (mean - a)^2
+    scale = (found.second / found.size - shift.square()).clamp(min=0).sqrt().cpu()
+    if not torch.isfinite(scale).all():
+        raise ValueError(
+            "features are too large to standardise: their squares overflow (values beyond 1e150). "
+            "Divide them by a constant first."
+        )
+    # a column is constant when its spread is rounding of its level
+    constant = scale <= 1e-12 * mean.abs().clamp(min=torch.finfo(torch.float64).tiny)
+    if constant.any():
+        logger.warning(
+            "%d of %d feature columns are constant (the first is column %d): they keep scale 1 "
+            "and carry no information.",
+            int(constant.sum()),
+            len(constant),
+            int(constant.nonzero()[0]),
+        )
+    return FeatureMap(mean.numpy(), torch.where(constant, 1.0, scale).numpy())
+
+
+def pca(features: Rows, n_components: int) -> FeatureMap:
+    """Scores on the leading components, divided by one number: their overall deviation.
+
+    Scaling the scores column by column would blow up the noise of the last ones.
+    """
+    largest = min(features.shape)
+    if not 1 <= n_components <= largest:
+        raise ValueError(
+            f"n_components must be between 1 and {largest} (the smaller of {features.shape[0]} "
+            f"instances and {features.shape[1]} features), got {n_components}."
+        )
+    about = start(features)
+    return pca_from(sums(features, about, outer=True), about, n_components)
+
+
+def pca_from(found: Sums, about: Float[Tensor, " D"], n_components: int) -> FeatureMap:
+    """The same from sums about a point."""
+    shift = found.first / found.size
+    # cov = E (x - a)(x - a)' - (mean - a)(mean - a)'
+    covariance = (found.second / found.size - torch.outer(shift, shift)).cpu()
+    values, vectors = torch.linalg.eigh(covariance)
+    leading = values.flip(0)[:n_components].clamp(min=0)
+    scale = leading.mean().sqrt()
+    if not scale > 0:
+        raise ValueError("PCA of constant features: all instances are equal.")
+    components = vectors.flip(1)[:, :n_components].mT.contiguous()
+    mean = (about + shift).cpu()
+    return FeatureMap(mean.numpy(), scale.reshape(1).numpy(), components.numpy())
+
+
+def _block(features: Rows) -> int:
+    return ROWS if isinstance(features, np.ndarray) else GPU_ROWS
+
+
+def _rows(features: Rows, start: int) -> Float[Tensor, "n D"]:
+    """Some rows as a float64 tensor of their own."""
+    rows = features[start : start + _block(features)]
+    if isinstance(rows, np.ndarray):
+        return torch.from_numpy(rows.astype(np.float64))
+    return rows.to(torch.float64, copy=True)

@@ -1,0 +1,188 @@
+"""Where the inducing points Z go: k-means centres, half from positive, half from negative bags.
+
+k-means on a sample of the instances: seeds by k-means++, then Lloyd's steps. A step needs of the
+instances only the sum and the number nearest to each centre, so it can run where they are.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gpmil.process.features import FeatureMap
+from gpmil.process.features import Rows
+from gpmil.fast.lanes import in_lanes
+
+logger = logging.getLogger("gpmil")
+POINTS_PER_CENTRE = 256  # more change the inertia by less than one per cent
+SEED_POINTS = 32  # a centre, among which k-means++ chooses its seeds
+BLOCK = 4096  # points at a time
+MAX_STEPS = 100
+SETTLED = 5e-4  # relative gain of a step below which Lloyd stops: within 0.3 % of the end
+
+
+def kmeans_by_class(
+    features: Rows,
+    positive: Bool[np.ndarray, " N"],
+    feature_map: FeatureMap,
+    n_inducing: int,
+    seed: int,
+    device: str | torch.device = "cpu",
+) -> Float[np.ndarray, "M D"]:
+    """Inducing points in raw feature space; `positive` says which instances lie in positive bags.
+
+    A class with fewer instances than centres gives them all, said once.
+    """
+    classes = {"positive": np.flatnonzero(positive), "negative": np.flatnonzero(~positive)}
+    wanted = shares(n_inducing, {name: len(rows) for name, rows in classes.items()})
+    centres = []
+    for name, rows in classes.items():
+        chosen = sample(len(rows), wanted[name], seed)
+        x = inputs(features, rows[chosen], feature_map, device)
+        centres.append(kmeans(x, wanted[name], seed))
+    return feature_map.inverse(np.concatenate(centres))
+
+
+def shares(n_inducing: int, sizes: dict[str, int]) -> dict[str, int]:
+    """How many centres each class gets; says once where it has fewer instances."""
+    wanted = {"positive": n_inducing - n_inducing // 2, "negative": n_inducing // 2}
+    short = {name: n for name, n in sizes.items() if n < wanted[name]}
+    if short:
+        logger.warning(
+            "%d inducing points were asked for, half in positive and half in negative bags; there "
+            "are only %s instances: all of them are used.",
+            n_inducing,
+            " and ".join(f"{n} {name}" for name, n in short.items()),
+        )
+    return wanted
+
+
+def sample(n: int, k: int, seed: int) -> Int[np.ndarray, " m"]:
+    """Which of n instances k-means looks at, in order."""
+    most = POINTS_PER_CENTRE * k
+    if n <= most:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(seed).choice(n, most, replace=False))
+
+
+def inputs(
+    features: Rows, rows: Int[np.ndarray, " m"], feature_map: FeatureMap, device: str | torch.device
+) -> Float[Tensor, "m d"]:
+    """Kernel inputs of some rows."""
+    if isinstance(features, np.ndarray):
+        return feature_map(features[rows], device)
+    return feature_map(features[torch.from_numpy(rows).to(features.device)], device)
+
+
+def kmeans(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[np.ndarray, "m d"]:
+    """At most k centres of the points x; all points where there are no more than k."""
+    if len(x) <= k:
+        return x.cpu().numpy()
+    few = x[torch.from_numpy(seed_points(len(x), k, seed)).to(x.device)]
+    centres = seeds(few, k, seed)
+    centres = lloyd(lambda at: tally_all(x, at), centres, float(x.square().sum()))
+    return distinct(centres.cpu().numpy())  # repeated points: fewer centres
+
+
+def distinct(centres: Float[np.ndarray, "k d"]) -> Float[np.ndarray, "m d"]:
+    """Without repetitions, in the order they came: sorting would hang on last digits."""
+    _, first = np.unique(centres, axis=0, return_index=True)
+    return centres[np.sort(first)]
+
+
+def seeds(few: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
+    """Where Lloyd's steps start: at the centres of a few points, which are soon found."""
+    start = spread(few, k, seed)
+    return lloyd(lambda at: tally_all(few, at), start, float(few.square().sum()))
+
+
+def tally_all(x: Float[Tensor, "n d"], centres: Float[Tensor, "k d"]) -> "Tally":
+    """`tally` of all points, block by block."""
+    blocks = x.split(len(x) if x.is_cuda else BLOCK)
+
+    def one_lane(lane: Sequence[Tensor]) -> Tally:
+        return functools.reduce(merge, (tally(block, centres) for block in lane))
+
+    return in_lanes(blocks, one_lane, merge, side_by_side=not x.is_cuda)
+
+
+def seed_points(n: int, k: int, seed: int) -> Int[np.ndarray, " m"]:
+    """Which of n points k-means++ chooses among."""
+    most = min(n, SEED_POINTS * k)
+    return np.sort(np.random.default_rng([seed, 1]).choice(n, most, replace=False))
+
+
+def spread(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
+    """Greedy k-means++: of a few points drawn by squared distance, the one that helps most.
+
+    Indices stay tensors, so that a GPU need not be waited for.
+    """
+    random = np.random.default_rng([seed, 2])
+    square = x.square().sum(1)
+    chosen = [torch.tensor([int(random.integers(len(x)))], device=x.device)]
+    nearest = _squared_distances(x, square, chosen[0])[0]
+    for u in torch.from_numpy(random.random((k - 1, 2 + int(np.log(k))))).to(x):
+        mass = nearest.cumsum(0)
+        drawn = torch.searchsorted(mass, mass[-1] * u).clamp_(max=len(x) - 1)
+        after = torch.minimum(nearest, _squared_distances(x, square, drawn))
+        best = after.sum(1).argmin()[None]
+        chosen.append(drawn[best])
+        nearest = after[best][0]
+    return x[torch.cat(chosen)]
+
+
+def _squared_distances(
+    x: Float[Tensor, "n d"], square: Float[Tensor, " n"], to: Int[Tensor, " t"]
+) -> Float[Tensor, "t n"]:
+    """|x - z|^2 = |x|^2 - 2 x'z + |z|^2."""
+    return (square - 2 * (x[to] @ x.mT) + square[to][:, None]).clamp_(min=0)
+
+
+class Tally(NamedTuple):
+    """What Lloyd's step needs of some points, given the centres."""
+
+    sums: Float[Tensor, "k d"]  # of the points nearest to each centre
+    counts: Float[Tensor, " k"]
+    distance: Float[Tensor, ""]  # sum of |x - z|^2 - |x|^2, z the nearest centre
+
+
+def tally(x: Float[Tensor, "n d"], centres: Float[Tensor, "k d"]) -> Tally:
+    """Every point to its nearest centre."""
+    # |x - z|^2 - |x|^2 = |z|^2 - 2 x'z
+    distance = torch.addmm(centres.square().sum(1), x, centres.mT, alpha=-2)
+    least, nearest = distance.min(1)
+    sums = torch.zeros_like(centres).index_add_(0, nearest, x)
+    counts = torch.bincount(nearest, minlength=len(centres)).to(x.dtype)
+    return Tally(sums, counts, least.sum())
+
+
+def merge(a: Tally, b: Tally) -> Tally:
+    """Both together."""
+    return Tally(a.sums + b.sums, a.counts + b.counts, a.distance + b.distance)
+
+
+def lloyd(
+    every: Callable[[Float[Tensor, "k d"]], Tally],
+    centres: Float[Tensor, "k d"],
+    square: float,
+) -> Float[Tensor, "k d"]:
+    """Centres moved to the mean of their points until the inertia settles.
+
+    `every(centres)` is the tally of all points, `square` the sum of their |x|^2.
+    """
+    before = torch.inf
+    for _ in range(MAX_STEPS):
+        found = every(centres)
+        # a centre without points stays
+        moved = found.sums / found.counts.clamp(min=1)[:, None]
+        centres = torch.where(found.counts[:, None] > 0, moved, centres)
+        inertia = square + float(found.distance)
+        if before - inertia <= SETTLED * inertia:
+            break
+        before = inertia
+    return centres

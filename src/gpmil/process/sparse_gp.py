@@ -1,0 +1,188 @@
+"""The sparse Gaussian process: kernel, whitened features W, q(u), and predictions of m*.
+
+    u ~ N(0, Kzz), f | u ~ N(c + A u, Kxx - Qxx), A = Kxz Kzz^-1            eqs. (u), (fgu)
+
+Whitened: Kzz + jitter = L L', u = L w, W = Kxz L^-T, so that f has mean c + W w. With
+R = I + W' Sigma W the covariance of q(w) is R^-1, and Sigma^u = L R^-1 L' (eq. sigma_u).
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import gpytorch
+import torch
+from jaxtyping import Float
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gpmil.coupling.operator import Part
+
+KERNELS: dict[str, Callable[[], gpytorch.kernels.Kernel]] = {
+    "rbf": gpytorch.kernels.RBFKernel,
+    "matern32": lambda: gpytorch.kernels.MaternKernel(nu=1.5),
+    "matern52": lambda: gpytorch.kernels.MaternKernel(nu=2.5),
+    "linear": gpytorch.kernels.LinearKernel,
+}
+JITTER = 1e-6  # of the variance, on the diagonal of Kzz
+
+
+class Kernel:
+    """k(x, z) = variance * unit((x / lengthscale), (z / lengthscale)), dense, float64.
+
+    The unit kernel is gpytorch's with every hyperparameter at one: a number passed through its
+    setters would be rounded to float32. A kernel object of the user's is taken as it is.
+    """
+
+    def __init__(
+        self,
+        kernel: str | gpytorch.kernels.Kernel,
+        variance: float | Tensor,
+        lengthscale: float | Tensor,
+        device: str | torch.device = "cpu",
+    ):
+        named = isinstance(kernel, str)
+        self.variance = variance if named else 1.0
+        self.lengthscale = lengthscale if named else 1.0
+        self.jitter = JITTER * variance if named else None
+        self.unit = unit_kernel(kernel).to(device).requires_grad_(False)
+        self.is_rbf = named and kernel == "rbf"
+
+    def __call__(
+        self, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
+    ) -> Float[Tensor, "*b n m"]:
+        """The matrix of covariances between the rows of x and of z."""
+        if self.is_rbf and not torch.is_grad_enabled():
+            return rbf(x / self.lengthscale, z / self.lengthscale).mul_(self.variance)
+        return self.variance * self.unit(x / self.lengthscale, z / self.lengthscale).to_dense()
+
+
+def rbf(x: Float[Tensor, "*b n d"], z: Float[Tensor, "*#b m d"]) -> Float[Tensor, "*b n m"]:
+    """exp(-|x - z|^2 / 2) in place, one pass over the matrix where gpytorch takes several."""
+    # -|x - z|^2 / 2 = x'z - |x|^2 / 2 - |z|^2 / 2, on centred inputs so that little cancels
+    center = z.flatten(0, -2).mean(0)
+    x, z = x - center, z - center
+    out = x @ z.mT
+    out -= x.square().sum(-1, keepdim=True) / 2
+    out -= z.square().sum(-1)[..., None, :] / 2
+    return out.clamp_(max=0).exp_()
+
+
+def unit_kernel(kernel: str | gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
+    """A gpytorch kernel by name, in float64 with unit hyperparameters; or a copy of the given."""
+    if isinstance(kernel, gpytorch.kernels.Kernel):
+        return copy.deepcopy(kernel).double()
+    if kernel not in KERNELS:
+        raise ValueError(
+            f"kernel must be one of {sorted(KERNELS)}, 'auto' or a gpytorch kernel, got {kernel!r}."
+        )
+    unit = KERNELS[kernel]().double()
+    one = torch.ones((), dtype=torch.float64)
+    if kernel == "linear":
+        unit.variance = one
+    else:
+        unit.lengthscale = one
+    return unit
+
+
+@dataclass(frozen=True)
+class SparseGP:
+    """A kernel with its inducing points Z, and L = chol(Kzz + jitter)."""
+
+    kernel: Kernel
+    inducing: Float[Tensor, "M d"]
+    L: Float[Tensor, "M M"]
+
+    @classmethod
+    def build(cls, kernel: Kernel, inducing: Float[Tensor, "M d"]) -> "SparseGP":
+        """Factor Kzz + 1e-6 variance I (a kernel object: 1e-6 of its mean diagonal)."""
+        Kzz = kernel(inducing, inducing)
+        jitter = JITTER * Kzz.diagonal().mean() if kernel.jitter is None else kernel.jitter
+        eye = torch.eye(len(Kzz), dtype=Kzz.dtype, device=Kzz.device)
+        return cls(kernel, inducing, psd_safe_cholesky(Kzz + jitter * eye))
+
+    def whiten(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
+        """W = Kxz L^-T."""
+        return torch.linalg.solve_triangular(self.L, self.kernel(self.inducing, x), upper=False).mT
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """q(u) in whitened form: w = E[L^-1 u], R = Cov[L^-1 u]^-1, with its Cholesky factor."""
+
+    w: Float[Tensor, " M"]
+    R: Float[Tensor, "M M"]
+    chol_R: Float[Tensor, "M M"]
+
+    @classmethod
+    def build(cls, w: Float[Tensor, " M"], R: Float[Tensor, "M M"]) -> "Posterior":
+        """From the two whitened parameters."""
+        return cls(w, R, torch.linalg.cholesky(R))
+
+    def mean_u(self, gp: SparseGP) -> Float[Tensor, " M"]:
+        """mu^u = L w (eq. mu_u)."""
+        return gp.L @ self.w
+
+    def covariance_u(self, gp: SparseGP) -> Float[Tensor, "M M"]:
+        """Sigma^u = L R^-1 L' (eq. sigma_u)."""
+        root = torch.linalg.solve_triangular(self.chol_R, gp.L.mT, upper=False)
+        return root.mT @ root
+
+    def shrink(self, H: Float[Tensor, "*b n M"]) -> Float[Tensor, "*b M n"]:
+        """chol(R)^-1 H', whose squared columns are diag(H R^-1 H')."""
+        return torch.linalg.solve_triangular(self.chol_R, H.mT, upper=False)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """q(u) made ready for many bags: m* from the kernel between instances and inducing points.
+
+    With R = Q diag(e) Q' the covariance that the labels leave is K - W W' + W R^-1 W' = K - Y Y',
+    Y = W Q diag(1 - 1/e)^.5; W = Kxz L^-T is never formed, the triangle goes to the M x M side.
+    """
+
+    gp: SparseGP
+    c: float
+    columns: Float[Tensor, "M r1"]  # L^-T [w, Q diag(1 - 1/e)^.5]
+
+    @classmethod
+    def build(cls, gp: SparseGP, q: Posterior, c: float) -> "Predictor":
+        """Directions in which the data add nothing (e = 1) are left out."""
+        e, Q = torch.linalg.eigh(q.R)
+        kept = e > 1 + 1e-13 * e[-1]
+        root = Q[:, kept] * (1 - 1 / e[kept]).sqrt()
+        right = torch.cat([q.w[:, None], root], dim=1)
+        return cls(gp, c, torch.linalg.solve_triangular(gp.L.mT, right, upper=True))
+
+    def unsmoothed(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n r1"]:
+        """[W w, Y] before the coupling."""
+        rows = x.reshape(-1, x.shape[-1])
+        return (self.gp.kernel(rows, self.gp.inducing) @ self.columns).reshape(*x.shape[:-1], -1)
+
+
+def marginal(
+    predictor: Predictor, part: Part, x: Float[Tensor, "n d"]
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Mean and variance of every m*_i (eq. m_star), without any covariance between patches."""
+    smooth = part.apply(predictor.unsmoothed(x))
+    # diag S_m = diag(Sigma) + diag(Sigma K Sigma) - diag((Sigma Y)(Sigma Y)')
+    variance = (
+        part.diagonal()
+        + part.congruence_diagonal(x, predictor.gp.kernel)
+        - smooth[:, 1:].square().sum(1)
+    )
+    # mu_m = Sigma (c + W w) = c + Sigma W w, because Sigma 1 = 1
+    return predictor.c + smooth[:, 0], variance.clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def joint(
+    predictor: Predictor, sigma: Float[Tensor, "b n n"], x: Float[Tensor, "b n d"]
+) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
+    """Mean and covariance of m* in b bags (eqs. f_star, m_star), Sigma given as matrices."""
+    before = predictor.unsmoothed(x)
+    Y = before[..., 1:]
+    # S = K - Y Y' before the coupling;  S_m = Sigma + Sigma S Sigma'
+    S = predictor.gp.kernel(x, x).baddbmm_(Y, Y.mT, alpha=-1)
+    S_m = torch.baddbmm(sigma, sigma @ S, sigma)
+    # mu_m = Sigma (c + W w) = c + Sigma W w, because Sigma 1 = 1
+    return predictor.c + (sigma @ before[..., :1])[..., 0], S_m

@@ -1,0 +1,1 @@
+"""The run folder: written once, read again, judged, its page."""

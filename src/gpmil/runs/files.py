@@ -1,0 +1,278 @@
+"""The files of a run, checked: one function per kind, whoever reads them.
+
+Runs are copied, cut off, opened in spreadsheets and written by other programs. What cannot be what
+`gpmil` wrote is a ValueError that names file, place, what was expected and what was found. Nothing
+here needs the model or torch.
+"""
+
+import csv
+import gzip
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from gpmil.files.foreign import BadFile
+from gpmil.files.foreign import read_json
+from gpmil.files.foreign import reading
+
+FARTHEST = 1e10  # positions, whatever their unit: slides have some 1e5 pixels
+STEPS = (1e-6, FARTHEST)  # distances of patches, and their sides
+TRUTH = {"true": "1", "false": "0"}
+MARK = {"accept", "refer", ""}
+ESTIMATE = ("value", "low", "high", "level", "n", "n_undefined")
+
+
+class Range(NamedTuple):
+    """Numbers from low to high; `missing` allows empty cells, `only` some numbers alone."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    missing: bool = True
+    only: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        if self.only:
+            return f"numbers among {', '.join(f'{v:g}' for v in self.only)}"
+        words = [f"from {self.low:g}"] if self.low > -math.inf else []
+        words += [f"to {self.high:g}"] if self.high < math.inf else []
+        return " ".join(["numbers", *words])
+
+    def good(self, values: np.ndarray) -> np.ndarray:
+        """Which of the values are within."""
+        if self.only:
+            return np.isin(values, self.only) | (np.isnan(values) & self.missing)
+        within = np.isfinite(values) | np.isinf((self.low, self.high)).all()
+        return np.where(np.isnan(values), self.missing, within & _between(values, self))
+
+
+def _between(values: np.ndarray, limits: Range) -> np.ndarray:
+    return (values >= limits.low) & (values <= limits.high)
+
+
+SHARE, KNOWN_SHARE = Range(0, 1), Range(0, 1, missing=False)
+POSITION = Range(-FARTHEST, FARTHEST, missing=False)
+PREDICTIONS = {
+    "probability": KNOWN_SHARE,
+    "low": SHARE,
+    "high": SHARE,
+    "log_odds": Range(),  # of a certainty infinite
+    "label": Range(only=(0, 1)),
+}
+PATCHES = {
+    "x": POSITION,
+    "y": POSITION,
+    "z": POSITION,
+    "probability": KNOWN_SHARE,
+    "sd": Range(0, 1e300),
+    "std": Range(0, 1e300),
+    "p_value": SHARE,
+    "flagged": Range(only=(0, 1)),
+    "label": Range(only=(-1, 0, 1)),
+}
+
+
+# --- Tables ---------------------------------------------------------------------------------------
+def read_table(file: Path, what: str, needed: Iterable[str] = ()) -> pd.DataFrame:
+    """A table of texts as they are written; a slide may be called NA.
+
+    Not by pandas: it shifts columns under rows that are longer than the header, and fills up
+    shorter ones.
+    """
+    opened = gzip.open if file.suffix == ".gz" else open
+    with reading(file, what), opened(file, "rt", encoding="utf-8-sig", newline="") as lines:
+        header, *rows = [row for row in csv.reader(lines, strict=True) if row] or [[]]
+    if not header:
+        raise BadFile(f"{file} cannot be read as {what}: it is empty.")
+    for k, row in enumerate(rows):
+        if len(row) != len(header):
+            raise BadFile(
+                f"{file} cannot be read as {what}: row {k + 2} has {len(row)} cells, the header "
+                f"{len(header)}. Was it cut off, or changed by hand?"
+            )
+    twice = [name for k, name in enumerate(header) if name in header[:k]]
+    if twice:
+        raise BadFile(f"{file} has several columns {twice[0]!r:.60}: was it changed by hand?")
+    missing = [name for name in needed if name not in header]
+    if missing:
+        raise BadFile(f"{file} has no column {missing[0]!r}: was it changed by hand?")
+    return pd.DataFrame(dict(zip(header, zip(*rows) if rows else [()] * len(header))), dtype=str)
+
+
+def _row(chosen: np.ndarray) -> int:
+    """The first of some rows, as an editor counts lines."""
+    return int(np.flatnonzero(chosen)[0]) + 2
+
+
+def _numbers(column: pd.Series, expected: Range, file: Path) -> np.ndarray:
+    """Numbers as Python reads them, to the last digit, which pandas does not promise."""
+    try:
+        return np.array([float(text) if text else math.nan for text in column], dtype=np.float64)
+    except ValueError as error:
+        raise BadFile(
+            f"{file}: expected {expected} in column {str(column.name)!r}: {error!s:.100}. "
+            "Changed by hand?"
+        ) from error
+
+
+def _check_numbers(
+    columns: Mapping[str, np.ndarray], limits: Mapping[str, Range], file: Path
+) -> None:
+    for name, expected in limits.items():
+        if name not in columns:
+            continue
+        bad = ~expected.good(columns[name])
+        if bad.any():
+            found = columns[name][bad][0]
+            if math.isnan(found) and name in "xyz":
+                raise BadFile(f"{file}: found patches without a position {name}. Remove them.")
+            raise BadFile(
+                f"{file}: expected {expected} in column {name!r}, found "
+                f"{'none' if math.isnan(found) else f'{found:g}'} in row {_row(bad)}. Changed by "
+                "hand?"
+            )
+
+
+def read_predictions(file: Path, needed: Iterable[str]) -> pd.DataFrame:
+    """predictions.csv: numbers are floats exactly as they are written, the others stay texts."""
+    frame = read_table(file, "a whole table of slides", needed)
+    for name in PREDICTIONS.keys() & set(frame):
+        frame[name] = _numbers(frame[name], PREDICTIONS[name], file)
+    _check_numbers({c: frame[c].to_numpy() for c in PREDICTIONS if c in frame}, PREDICTIONS, file)
+    if (frame["slide"] == "").any():
+        raise BadFile(f"{file}: row {_row((frame['slide'] == '').to_numpy())} names no slide.")
+    for name, good in (("coupling", _is_strength), ("repeat", str.isdecimal)):
+        bad = ~frame[name].map(good).to_numpy(dtype=bool) if name in frame else np.zeros(0, bool)
+        if bad.any():  # a part of paths: a number, nothing else
+            raise BadFile(
+                f"{file}: expected a number in column {name!r}, found "
+                f"{frame[name][bad].iloc[0]!r:.60}. Changed by hand?"
+            )
+    if "decision" in frame and not set(frame["decision"]) <= MARK:
+        raise BadFile(f"{file}: expected accept, refer or nothing in column 'decision'.")
+    keys = [name for name in ("slide", "coupling", "repeat", "fold") if name in frame]
+    twice = frame.duplicated(keys).to_numpy()
+    if twice.any():
+        raise BadFile(
+            f"{file}: slide {frame['slide'][twice].iloc[0]!r:.60} is in several rows: keep one "
+            "row per slide."
+        )
+    return frame
+
+
+def _is_strength(text: str) -> bool:
+    try:
+        return math.isfinite(float(text)) and float(text) >= 0 and text == text.strip()
+    except ValueError:
+        return False
+
+
+def read_patches(file: Path) -> pd.DataFrame:
+    """patches/<slide>.csv.gz: what gpmil writes as numbers, other columns as texts."""
+    frame = read_table(file, "a whole table of patches")
+    for name in PATCHES.keys() & set(frame):
+        column = frame[name]
+        if name == "flagged":
+            column = column.map(lambda text: TRUTH.get(text.lower(), text))
+        frame[name] = _numbers(column, PATCHES[name], file)
+    check_patches({c: frame[c].to_numpy() for c in PATCHES if c in frame}, file)
+    return frame
+
+
+def check_patches(columns: Mapping[str, np.ndarray], file: Path) -> None:
+    """Refuse numbers of patches that cannot be."""
+    _check_numbers(columns, PATCHES, file)
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+def read_config(file: Path) -> dict[str, Any]:
+    """config.json, its entries of the kinds that gpmil writes."""
+    card = read_json(file)
+    if not isinstance(card, dict):
+        raise BadFile(
+            f"{file} does not describe a run of gpmil: expected names with values, found "
+            f"{card!r:.60}."
+        )
+    for name in ("options", "model", "versions", "data"):
+        _expect(isinstance(card.get(name, {}), dict), file, name, "names with values", card)
+    for name in ("note", "cache", "units", "anchor", "command"):
+        _expect(isinstance(card.get(name, ""), str | None), file, name, "a text", card)
+    for name in ("files", "read"):
+        lines = card.get(name, [])
+        good = isinstance(lines, list) and all(isinstance(line, str) for line in lines)
+        _expect(good, file, name, "a list of texts", card)
+    for name in ("asked", "source"):
+        options = card.get("options", {})
+        _expect(isinstance(options.get(name, {}), dict), file, name, "names with values", options)
+    rate = card.get("options", {}).get("asked", {}).get("rate")
+    _expect(rate is None or _is_number(rate), file, "rate", "a number", {"rate": rate})
+    _expect(
+        isinstance(card.get("model", {}).get("class", ""), str | None),
+        file, "class", "a word", card.get("model", {}),
+    )  # fmt: skip
+    for name in ("steps", "sizes"):
+        _check_sides(card.get(name), name, file)
+    return card
+
+
+def _expect(good: bool, file: Path, name: str, wanted: str, card: Mapping[str, Any]) -> None:
+    if not good:
+        raise BadFile(f'{file}: expected "{name}" to be {wanted}, found {card[name]!r:.60}.')
+
+
+def _check_sides(noted: Any, name: str, file: Path) -> None:
+    """{slide: number, or one per axis}, as maps need them."""
+    if noted is None:
+        return
+    if not isinstance(noted, dict):
+        raise BadFile(f'{file}: expected "{name}" to be {{slide: number}}, found {noted!r:.60}.')
+    for slide, value in noted.items():
+        sides = value if isinstance(value, list) else [value]
+        good = all(_is_number(v) and STEPS[0] <= v <= STEPS[1] for v in sides)
+        if not good or not 1 <= len(sides) <= 3:
+            raise BadFile(
+                f"{file}: {name} of {slide:.60} in {file.name}: expected a positive number, or "
+                f"one per axis, found {value!r:.60}."
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_metrics(file: Path) -> dict[str, Any]:
+    """metrics.json; empty where there is none."""
+    if not file.exists():
+        return {}
+    found = read_json(file)
+    several = found.get("couplings", {}) if isinstance(found, dict) else None
+    if not isinstance(several, dict) or not all(isinstance(p, dict) for p in several.values()):
+        raise BadFile(f"{file}: expected metrics by name, found {found!r:.60}.")
+    for part in (found, *several.values()):
+        for what in ("slides", "patches"):
+            if what in part:
+                _check_metrics(part[what], what, file)
+    if not isinstance(found.get("training", {}), dict):
+        raise BadFile(f'{file}: expected "training" to be names with values.')
+    return found
+
+
+def _check_metrics(part: Any, what: str, file: Path) -> None:
+    metrics = part.get("metrics") if isinstance(part, dict) else None
+    if not isinstance(metrics, dict):
+        raise BadFile(f'{file}: expected "metrics" of {what}, found {part!r:.60}.')
+    if what == "patches" and not isinstance(part.get("decided"), str):
+        raise BadFile(f'{file}: expected "decided" of {what}, found {part.get("decided")!r:.60}.')
+    for name, estimate in metrics.items():
+        good = isinstance(estimate, dict) and all(
+            _is_number(estimate.get(key)) or (key in estimate and estimate[key] is None)
+            for key in ESTIMATE
+        )
+        if not good:
+            raise BadFile(
+                f"{file}: {what} {name:.60}: expected numbers {', '.join(ESTIMATE)}, found "
+                f"{estimate!r:.60}. gpmil evaluate writes the file anew."
+            )

@@ -1,0 +1,471 @@
+"""report.html of a finished run: everything it holds, on one page that can be sent around.
+
+Reads nothing but the run folder, so that the page and the files agree to the last digit:
+config.json, predictions.csv, labels.csv, metrics.json, patches/, splits.csv and model/, those that
+there are. `gpmil evaluate` judges by other labels, and gives them with the metrics they make.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gpmil.show import heatmaps
+from gpmil.show import plots
+from gpmil.runs import files as run_files
+from gpmil.runs import labels as run_labels
+from gpmil.runs import folder as runs
+from gpmil.data.checks import count
+from gpmil.models import BagClassifier, load
+from gpmil.show.report import Picture
+from gpmil.show.report import Section
+from gpmil.show.report import Table
+from gpmil.show.report import page
+
+REPORT = "report.html"
+SHOWN_ERRORS = 6  # slides with heat maps
+SHOWN_UNCERTAIN = 3  # slides with heat maps beside those
+PANEL = 2.3  # inches, of maps side by side
+SHOWN_SLIDES = 200  # rows of the slide table; all of them are in predictions.csv
+SLIDE_METRICS = {
+    "accuracy": "accuracy",
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "F1",
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "calibration_error": "calibration error",
+}
+PATCH_METRICS = {
+    "auc": "AUC",
+    "average_precision": "average precision",
+    "within_bag_auc": "AUC within slides",
+    "false_discovery_rate": "false marks",
+    "power": "malignant patches marked",
+}
+
+
+PatchLabels = Callable[[str, pd.DataFrame], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds."""
+
+    folder: Path
+    config: dict[str, Any]
+    slides: pd.DataFrame  # predictions.csv
+    model: BagClassifier | None
+    metrics: dict[str, Any]  # metrics.json
+    patch_labels: PatchLabels | None = None  # in place of those of the tables
+    given: bool = False  # labels are those of gpmil evaluate, not of the run itself
+    patients_known: bool = False  # when it was run, whatever gpmil evaluate was told later
+
+    @classmethod
+    def read(
+        cls,
+        folder: Path,
+        slides: pd.DataFrame | None = None,
+        metrics: dict[str, Any] | None = None,
+        patch_labels: PatchLabels | None = None,
+        given: bool | None = None,
+    ) -> "Run":
+        """Open a finished run, or one about to be finished; what is given is not read."""
+        config = run_files.read_config(folder / "config.json")
+        if slides is None:
+            found = (folder / runs.PREDICTIONS).exists()
+            slides = runs.read_predictions(folder) if found else pd.DataFrame()
+            slides = run_labels.overlaid(slides, folder) if found else slides
+        if metrics is None:
+            metrics = run_files.read_metrics(folder / runs.METRICS)
+        if "repeat" in slides and slides["repeat"].nunique() < 2:
+            slides = slides.drop(columns="repeat")
+        model = load(folder / "model") if (folder / "model").is_dir() else None
+        given = run_labels.are_given(folder) if given is None else given
+        known = _has_patients(runs.read_predictions(folder)) if len(slides) else False
+        return cls(folder, config, slides, model, metrics, patch_labels, given, known)
+
+    @property
+    def known(self) -> pd.DataFrame:
+        """Slides whose label is known."""
+        if "label" not in self.slides:
+            return self.slides.iloc[:0]
+        return self.slides[self.slides["label"].isin([0, 1])]
+
+    @property
+    def couplings(self) -> list[str]:
+        """The couplings, where there are several."""
+        return list(self.slides["coupling"].unique()) if "coupling" in self.slides else []
+
+    def by_coupling(self, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        """The rows of each of several couplings, by its name; else all, without a name."""
+        if not self.couplings:
+            return {"": rows}
+        return {f"coupling {c}": rows[rows["coupling"] == c] for c in self.couplings}
+
+    def judged(self) -> dict[str, dict[str, Any]]:
+        """The metrics of each of several couplings, by its name; else of all, without a name."""
+        if "couplings" not in self.metrics:
+            return {"": self.metrics}
+        return {f"coupling {c}": found for c, found in self.metrics["couplings"].items()}
+
+    def patches(self, row: pd.Series, coupling: str | None = None) -> pd.DataFrame | None:
+        """The patches of a slide, of the same coupling and repeat (or of the coupling given)."""
+        place = self.folder / runs.PATCHES
+        if "coupling" in row:
+            place /= runs.coupling_folder(coupling or row["coupling"])
+        elif "repeat" in row and (place / runs.repeat_folder(row["repeat"])).is_dir():
+            place /= runs.repeat_folder(row["repeat"])
+        file = place / runs.patch_file(row["slide"])
+        if not file.exists():
+            return None
+        table = runs.read_patches(file)
+        if self.patch_labels is not None:
+            table["label"] = self.patch_labels(row["slide"], table)
+        return table
+
+    def side(self, what: str, slide: str) -> Any:
+        """The distance of patches ("steps") or their side ("sizes"), where the run knows it."""
+        return self.config.get(what, {}).get(slide)
+
+
+def write(
+    folder: Path,
+    slides: pd.DataFrame | None = None,
+    metrics: dict[str, Any] | None = None,
+    patch_labels: PatchLabels | None = None,
+    given: bool | None = None,
+) -> None:
+    """Make report.html of what is in the folder, whole or not at all.
+
+    Predictions with other labels (`given`), the metrics they make and `patch_labels(slide, table)`
+    take the place of what is in the files.
+    """
+    run = Run.read(Path(folder), slides, metrics, patch_labels, given)
+    sections = [
+        section
+        for section in (_read(run), _settings(run), _quality(run), _errors(run), _slides(run))
+        if section is not None
+    ]
+    name = run.config.get("model", {}).get("class", "") or "gpmil"
+    title = f"{run.config.get('command', 'run')}: {name}"
+    text = page(title, _lead(run), [*sections, _versions(run)], contents=True)
+    runs.write_whole(run.folder / REPORT, text.encode())
+
+
+def _lead(run: Run) -> str:
+    if not len(run.slides):
+        return "A model was fitted; nothing was predicted in this run."
+    known, n = run.known, run.slides["slide"].nunique()
+    words = f"{n:,} slides were predicted"
+    if run.couplings:
+        words += f" with each of {len(run.couplings)} couplings"
+    elif "repeat" in run.slides:
+        words += f" in each of {run.slides['repeat'].nunique()} repeats"
+    if len(known):
+        words += f"; the label of {known['slide'].nunique():,} is known, and {_wrong_words(run)}"
+    if (run.slides["decision"] != "").any():
+        referred = run.slides[run.slides["decision"] == "refer"]["slide"].nunique()
+        words += f"; {referred} are to be looked at by a person"
+    return words + "."
+
+
+def _wrong_words(run: Run) -> str:
+    """How many are called wrongly, for each of several couplings."""
+    if run.couplings:
+        counts = [f"{_wrong(rows).sum()} ({c})" for c, rows in run.by_coupling(run.known).items()]
+        return f"called wrongly are {', '.join(counts)}"
+    whom = "of their predictions" if "repeat" in run.slides else "of them"
+    return f"{_wrong(run.known).sum()} {whom} are called wrongly"
+
+
+def _wrong(known: pd.DataFrame) -> pd.Series:
+    return (known["log_odds"] > 0) != (known["label"] == 1)
+
+
+# --- What was read, what was learned --------------------------------------------------------------
+def _read(run: Run) -> Section | None:
+    lines = [str(line) for line in run.config.get("read", [])]
+    if run.given:
+        known, n = run.known["slide"].nunique(), run.slides["slide"].nunique()
+        told = f"labels: {count(known, 'slide')} with a label, {n - known:,} without, as given to "
+        lines = [line for line in lines if not line.startswith(("labels: ", "patients: "))]
+        lines.append(told + f"gpmil evaluate ({run_labels.LABELS})")
+    return Section("What was read", lines) if lines else None
+
+
+def _settings(run: Run) -> Section | None:
+    if run.model is None:
+        return None
+    given = run.model.get_params(deep=False)
+    rows = [[name, _text(value), _text(_fitted(run.model, name))] for name, value in given.items()]
+    table = Table(["setting", "given", "fitted"], rows, text=["setting", "given", "fitted"])
+    trace = getattr(run.model, "tuning_trace_", None)
+    pictures: list[Picture] = []
+    words: list[str] = []
+    if trace:
+        words = [
+            f"Settings given as “auto” were learned from the labels of the slides in {len(trace)} "
+            "trials: they make the label of every slide likeliest under the fit without it."
+        ]
+        pictures = [_picture(plots.tuning(trace), "What was tried, and how well it did", "Tuning")]
+    return Section("Settings", words, [table], pictures)
+
+
+def _fitted(model: BagClassifier, name: str) -> Any:
+    value = getattr(model, f"{name}_", None)
+    return value if isinstance(value, str | int | float) else None
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, np.ndarray | list):
+        return f"array of shape {np.shape(value)}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# --- How good it is -------------------------------------------------------------------------------
+def _quality(run: Run) -> Section | None:
+    known, judged = run.known, run.judged()
+    if (
+        not len(known)
+        or known["label"].nunique() < 2
+        or not any("slides" in m for m in judged.values())
+    ):
+        return None
+    tables = [
+        _metric_table(judged, "slides", SLIDE_METRICS, f"Slides, with 95 % intervals {_by(run)}.")
+    ]
+    if any("patches" in m for m in judged.values()):
+        tables.append(_patch_table(judged, _by(run)))
+    parts = run.by_coupling(known)
+    tables.append(_confusion(parts))
+    labels = _labels(next(iter(parts.values())))
+    scores = {name or "slides": rows["log_odds"].to_numpy() for name, rows in parts.items()}
+    pictures = [_picture(plots.roc(labels, scores), "ROC curve", "ROC")]
+    for name, rows in parts.items():
+        pictures += _calibration(rows, f", {name}" if name else "")
+    return Section("How good it is", _independence(run), tables, pictures)
+
+
+def _labels(known: pd.DataFrame) -> np.ndarray:
+    return known["label"].to_numpy().astype(int)
+
+
+def _calibration(known: pd.DataFrame, of: str) -> list[Picture]:
+    labels, p = _labels(known), known["probability"].to_numpy()
+    return [
+        _picture(
+            plots.reliability(labels, p),
+            f"Share of positive slides against their predicted probability, with intervals{of}",
+            f"Reliability{of}",
+        ),
+        _picture(
+            plots.score_histograms(labels, p),
+            f"Probabilities of slides by label{of}",
+            f"Probabilities{of}",
+        ),
+    ]
+
+
+def _independence(run: Run) -> list[str]:
+    """What the numbers may be trusted for."""
+    words = [str(run.config["note"])] if run.config.get("note") else []
+    if run.config.get("command") == "cv":
+        nor = ", nor its patient: slides of one patient stay together" if run.patients_known else ""
+        words = [f"Every slide was predicted by a model that has not seen it{nor}."]
+        if not run.patients_known:
+            words.append(runs.NO_PATIENT)
+    if not _has_patients(run.slides) and runs.NO_PATIENT not in words:
+        words.append(runs.NO_PATIENT)
+    return words
+
+
+def _has_patients(slides: pd.DataFrame) -> bool:
+    return "patient" in slides and bool((slides["patient"] != "").any())
+
+
+def _by(run: Run) -> str:
+    return "by patient" if _has_patients(run.slides) else "by slide"
+
+
+def _metric_table(
+    judged: dict[str, dict[str, Any]], what: str, names: dict[str, str], caption: str
+) -> Table:
+    """A row a metric, as metrics.json has it; a column for each of several couplings."""
+    parts = {
+        name or "value": found[what]["metrics"] for name, found in judged.items() if what in found
+    }
+    rows = [
+        [name, *(str(runs.estimate(part[key])) for part in parts.values())]
+        for key, name in names.items()
+        if all(key in part for part in parts.values())
+    ]
+    return Table(["metric", *parts], rows, caption, text=["metric"])
+
+
+def _patch_table(judged: dict[str, dict[str, Any]], by: str) -> Table:
+    """Marks are judged where every coupling has them."""
+    found = [part["patches"] for part in judged.values() if "patches" in part]
+    marked = all(part["decided"] == "flagged" for part in found)
+    names = PATCH_METRICS if marked else dict(list(PATCH_METRICS.items())[:3])
+    caption = f"Patches whose label is known, with 95 % intervals {by}."
+    return _metric_table(judged, "patches", names, caption)
+
+
+def _confusion(parts: dict[str, pd.DataFrame]) -> Table:
+    rows = [
+        [
+            f"is {name}{', ' if part else ''}{part}",
+            *(
+                str(int(((_labels(known) == y) & ((known["log_odds"] > 0) == c)).sum()))
+                for c in (0, 1)
+            ),
+        ]
+        for part, known in parts.items()
+        for y, name in ((0, "negative"), (1, "positive"))
+    ]
+    return Table(["", "called negative", "called positive"], rows, "Slides.", text=[""])
+
+
+# --- Slides ---------------------------------------------------------------------------------------
+def _errors(run: Run) -> Section | None:
+    """The worst errors with their maps: where did the model look?"""
+    worst = _worst(run)
+    if not len(worst):
+        return None
+    pictures = _maps(run, worst, SHOWN_ERRORS)
+    n, every = worst["slide"].nunique(), run.couplings or "repeat" in run.slides
+    words = [f"{n} slides are called wrongly{' at least once' if every else ''}; the surest first."]
+    return Section("Worst errors", words, [_slide_table(worst.head(20))], pictures)
+
+
+def _worst(run: Run) -> pd.DataFrame:
+    """What is called wrongly, the surest first."""
+    known = run.known
+    if not len(known):
+        return known
+    wrong = known[_wrong(known)]
+    order = wrong["log_odds"].abs().sort_values(ascending=False, kind="stable").index
+    return wrong.loc[order]
+
+
+def _maps(run: Run, rows: pd.DataFrame, most: int) -> list[Picture]:
+    """The maps of the first slides that have any."""
+    draw = _maps_by_coupling if run.couplings else _map
+    first = rows.drop_duplicates("slide").head(most)
+    drawn = (draw(run, row) for _, row in first.iterrows())
+    return [picture for picture in drawn if picture is not None]
+
+
+def _map(run: Run, row: pd.Series) -> Picture | None:
+    patches = _placed(run, row, run.patches(row))
+    if patches is None:
+        return None
+    figure = heatmaps.heatmap(
+        patches[["x", "y"]].to_numpy(float),
+        patches["probability"].to_numpy(),
+        run.side("steps", row["slide"]),
+        size=run.side("sizes", row["slide"]),
+        std=patches["sd"].to_numpy() if "sd" in patches else None,
+        truth=_truth(patches),
+        flagged=patches["flagged"].to_numpy(bool) if "flagged" in patches else None,
+    )
+    caption = f"{_called(row)}, probability {row['probability']:.3f}"
+    return _picture(figure, f"Heat map of {row['slide']}", str(row["slide"]), caption)
+
+
+def _maps_by_coupling(run: Run, row: pd.Series) -> Picture | None:
+    """The maps of one slide side by side, one a coupling: the weaker the coupling, the rougher."""
+    tables = [_placed(run, row, run.patches(row, c)) for c in run.couplings]
+    found = {c: t for c, t in zip(run.couplings, tables) if t is not None}
+    if not found:
+        return None
+    one = next(iter(found.values()))
+    truth = _truth(one)
+    slide = heatmaps.SlideMaps(
+        str(row["slide"]),
+        one[["x", "y"]].to_numpy(float),
+        run.side("steps", row["slide"]),
+        truth,
+        [table["probability"].to_numpy() for table in found.values()],
+        run.side("sizes", row["slide"]),
+    )
+    width = max(4.0, PANEL * (len(found) + (truth is not None)) + 0.5)
+    figure = heatmaps.comparison([slide], [f"coupling {c}" for c in found], width)
+    every = run.slides[run.slides["slide"] == row["slide"]].set_index("coupling").loc[list(found)]
+    said = [f"coupling {c}: {_called(r)}, {r['probability']:.3f}" for c, r in every.iterrows()]
+    alt = f"Heat maps of {row['slide']} with coupling {', '.join(found)}"
+    return _picture(figure, alt, str(row["slide"]), "; ".join(said))
+
+
+def _placed(run: Run, row: pd.Series, patches: pd.DataFrame | None) -> pd.DataFrame | None:
+    """The patches, if it is known where they lie."""
+    if patches is None or not {"x", "y"} <= set(patches.columns):
+        return None
+    return None if run.side("steps", row["slide"]) is None else patches
+
+
+def _truth(patches: pd.DataFrame) -> np.ndarray | None:
+    return patches["label"].fillna(-1).to_numpy() if "label" in patches else None
+
+
+def _called(row: pd.Series) -> str:
+    return "called positive" if row["log_odds"] > 0 else "called negative"
+
+
+def _slides(run: Run) -> Section | None:
+    if not len(run.slides):
+        return None
+    order = run.slides["log_odds"].abs().sort_values(kind="stable").index
+    least = run.slides.loc[order]
+    more = len(run.slides) - SHOWN_SLIDES
+    words = ["The least certain first."]
+    if more > 0:
+        words.append(f"{more:,} more are in predictions.csv.")
+    drawn = _worst(run)["slide"].unique()[:SHOWN_ERRORS] if len(run.known) else []
+    pictures = _maps(run, least[~least["slide"].isin(drawn)], SHOWN_UNCERTAIN)
+    return Section("Slides", words, [_slide_table(least.head(SHOWN_SLIDES))], pictures)
+
+
+def _slide_table(slides: pd.DataFrame) -> Table:
+    optional = ("coupling", "repeat", "patient", "label", "decision")
+    shown = ["slide", *(c for c in optional if c in slides and _said(slides[c]))]
+    columns = [*shown, "probability", "interval"]
+    rows = [
+        [*(_plain(row[c]) for c in shown), f"{row['probability']:.3f}", _interval(row)]
+        for _, row in slides.iterrows()
+    ]
+    strong = [k for k, (_, row) in enumerate(slides.iterrows()) if row.get("decision") == "refer"]
+    return Table(columns, rows, text=shown, strong=strong)
+
+
+def _said(column: pd.Series) -> bool:
+    """Whether a column holds anything."""
+    return bool((column.notna() & (column.astype(str) != "")).any())
+
+
+def _plain(value: Any) -> str:
+    if pd.isna(value):
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _interval(row: pd.Series) -> str:
+    if pd.isna(row.get("low", np.nan)):
+        return ""
+    return f"{row['low']:.2f} to {row['high']:.2f}"
+
+
+def _versions(run: Run) -> Section:
+    rows = [[name, str(value)] for name, value in run.config.get("versions", {}).items()]
+    return Section("Versions", [], [Table(["package", "version"], rows, text=["package"])])
+
+
+def _picture(figure: Any, alt: str, title: str, caption: str = "") -> Picture:
+    width = round(figure.get_size_inches()[0] * 96)
+    return Picture(plots.png(figure), alt, width, title, caption)
