@@ -3,7 +3,7 @@
     python benchmarks/sweeps_against_oracle.py [--repeats 5]
 
 SICAPv2 size, one thread. `gpmil bench sweeps` holds the package against a naive twin that is
-written like the paper's public code; this is the same measurement with `tests/oracles.py`, the
+written like the paper's public code; this is the same measurement with `tests/oracles`, the
 paper's equations as they stand. Both start from the same E[m] and the same inducing points.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from gpmil.bench import cases, cohorts, engine, measure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from oracles import Oracle
+from oracles.model import Oracle
 from synthetic import dense_graphs, standardised
 
 SIZE, INDUCING = "sicapv2", 200

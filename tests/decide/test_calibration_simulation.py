@@ -1,0 +1,119 @@
+"""The promised error rates on simulated cohorts: ten here, a hundred in the benchmark."""
+
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+simulation = import_module("calibration_simulation")
+
+TEN = range(10)
+RATES = simulation.RATES
+
+
+def flags(seeds=TEN, **changed):
+    case = replace(simulation.HOLD, **changed)
+    return simulation.study(simulation.flags_cohort, [case], seeds)[case.name]
+
+
+@pytest.fixture(scope="module")
+def hold():
+    return flags()
+
+
+@pytest.mark.parametrize("within", ["cohort", "bag"])
+def test_the_false_discovery_rate_is_kept_where_the_assumptions_hold(hold, within):
+    for rate in RATES:
+        realised = hold[f"fdr {within} {rate}"]
+        assert realised.mean() <= rate + 0.02
+        # a mean over slides scatters too much for ten cohorts to settle two points
+        unsettled = 0.0 if within == "cohort" else 2 * realised.std(ddof=1) / np.sqrt(len(realised))
+        assert abs(realised.mean() - rate * hold["share"].mean()) <= 0.02 + unsettled
+    assert hold[f"power {within} 0.1"].mean() > 0.8
+
+
+def test_p_values_of_benign_patches_are_uniform_where_models_agree(hold):
+    assert hold["agreement"].mean() > 0.98
+    for level, off in ((0.01, 0.003), (0.05, 0.007), (0.1, 0.01)):
+        for kind in ("pooled", "training"):
+            assert abs(hold[f"{kind} <= {level}"].mean() - level) < off
+
+
+def test_where_models_disagree_pooled_p_values_are_too_large_not_too_small():
+    weak = simulation.Tissue(shift=1.0, smallest=0.3, largest=0.4)
+    found = flags(range(6), n_bags=16, n_fresh=60, tissue=weak)
+    assert found["agreement"].mean() < 0.95
+    assert found["pooled <= 0.05"].mean() < 0.045
+    assert max(found[f"fdr bag {rate}"].mean() - rate for rate in RATES) < 0
+
+
+def test_the_rate_is_not_kept_beside_lesions():
+    # what the documentation warns of; a change that brings this down is welcome
+    coupled = flags(range(3), n_fresh=80, coupling=1.0)
+    shifted = flags(range(3), n_fresh=80, tissue=simulation.Tissue(field_effect=0.5))
+    for found in (coupled, shifted):
+        assert 0.12 < found["fdr cohort 0.1"].mean() < 0.35
+        assert found["beside 0.1"].mean() > 0.4
+
+
+def test_patches_that_move_together_scatter_the_rate_but_keep_its_mean():
+    found = flags(range(6), n_bags=60, n_fresh=100, tissue=simulation.Tissue(correlation=0.3))
+    for rate in RATES:
+        assert found[f"fdr cohort {rate}"].mean() <= rate + 0.02
+        assert found[f"fdr bag {rate}"].mean() <= rate + 0.02
+
+
+def test_accepted_slides_err_as_seldom_as_promised():
+    case = simulation.Refer("small", simulation.HARD, n_bags=80, n_fresh=500)
+    found = simulation.study(simulation.refer_cohort, [case], TEN)["small"]
+    for alpha in simulation.ALPHAS:
+        # each cohort exceeds with probability .1 at most: four of ten have probability .013
+        assert found[f"exceeds {alpha}"].sum() <= 3
+    assert found["some 0.1"].mean() > 0.5
+    assert found["accepted 0.2"].mean() > 0.8
+
+
+def test_calibration_mends_settings_that_are_off():
+    # 1,500 slides to judge by: of 300 true probabilities alone have an error of .03
+    (case,) = (c for c in simulation.SLIDES if c.settings is simulation.PAPER)
+    found = simulation.study(simulation.slides_cohort, [case], range(3))[case.name]
+    assert found["raw, many"].mean() > 0.05
+    assert found["sigmoid, many"].mean() < 0.03
+    assert found["sigmoid"].mean() <= 0.05
+    assert found["sigmoid"].mean() <= found["sigmoid, chance"].mean() + 0.02
+    assert found["sigmoid, log loss"].mean() < found["raw, log loss"].mean()
+
+
+def test_learned_coupling_follows_the_truth():
+    # neither truth is 1, where the search begins and its weak prior has its centre
+    low, high = (simulation.Coupled(truth, "coupling", sides=(5, 6)) for truth in (0.3, 3.0))
+    found = simulation.study(simulation.coupled_cohort, [low, high], range(5))
+    ratios = np.concatenate([found[case.name]["ratio"] for case in (low, high)])
+    assert (np.abs(np.log(ratios)) < np.log(3)).sum() >= 7
+    learned = [case.truth * np.median(found[case.name]["ratio"]) for case in (low, high)]
+    assert learned[1] > 1.5 * learned[0]
+
+
+def test_cohorts_of_the_model_have_its_moments():
+    case = simulation.Coupled(0.7, "coupling", n_bags=1, sides=(3, 3))
+    rng = np.random.default_rng(0)
+    Z = rng.standard_normal((12, simulation.D))
+    x, cells, H, root = simulation.slide_of_the_model(rng, Z, case)
+    # over w and noise: Cov(m) = Sigma + Sigma Kxx Sigma, up to the jitter on Kzz
+    A = np.abs(cells[:, None] - cells).sum(-1) == 1
+    Sigma = np.linalg.inv(np.eye(9) + 0.7 * (np.diag(A.sum(1)) - A))
+    Kxx = 9.0 * np.exp(-((x[:, None] - x) ** 2).sum(-1) / (2 * 4 * simulation.D))
+    assert np.allclose(H @ H.T + root @ root.T, Sigma + Sigma @ Kxx @ Sigma, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_cohort_gives_does_not_depend_on_the_others():
+    case = replace(simulation.HOLD, n_bags=16, n_fresh=8)
+    two, one = (
+        simulation.study(simulation.flags_cohort, [case], s) for s in (range(2), range(1, 2))
+    )
+    for name, values in one[case.name].items():
+        assert np.array_equal(values, two[case.name][name][1:], equal_nan=True)

@@ -1,0 +1,191 @@
+"""The same fit on CPU and on an NVIDIA GPU."""
+
+import numpy as np
+import pytest
+import torch
+from oracles.model import relative_error
+from sklearn.base import clone
+from synthetic import pri
+
+import gpmil
+from gpmil.process import features
+from gpmil.inference import fused
+from gpmil.inference import solvers as inference
+from gpmil.models import attention, deep
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("solver", ["direct", "newton", "sweeps"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("strength", [0.0, 0.7])
+def test_cpu_and_gpu_agree(solver, dtype, strength):
+    bags = gpmil.simulate.cohort(n_bags=24, n_features=32, seed=3)
+    settings = {
+        "coupling": strength, "solver": solver, "dtype": dtype, "n_inducing": 60, "random_state": 1,
+        "variance": 4.0, "mean": -1.0,
+    }  # fmt: skip
+    cpu, gpu = (pri(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    # sweeps multiply in the storage dtype, each in its own order
+    most = 1e-4 if (solver, dtype) == ("sweeps", "float32") else 1e-6
+    assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < most
+    assert relative_error(gpu.posterior_covariance_, cpu.posterior_covariance_) < 1e-6
+    a, b = cpu.predict_instances(bags), gpu.predict_instances(bags)
+    assert relative_error(b.probability, a.probability) < most
+    assert relative_error(b.std, a.std) < 1e-6
+    assert relative_error(gpu.decision_function(bags), cpu.decision_function(bags)) < 10 * most
+
+
+@pytest.mark.parametrize("solver", ["direct", "newton", "sweeps"])
+def test_coupled_moments_agree(solver):
+    bags = gpmil.simulate.cohort(n_bags=14, n_features=16, seed=3)
+    settings = {
+        "coupling": 0.9, "solver": solver, "moments": "coupled", "n_inducing": 40,
+        "random_state": 1, "max_iter": 60,
+    }  # fmt: skip
+    cpu, gpu = (pri(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
+    assert relative_error(gpu.elbo_trace_, cpu.elbo_trace_) < 1e-6
+
+
+def test_a_large_bag_on_the_gpu():
+    bags = gpmil.simulate.cohort(n_bags=6, n_features=16, seed=5, mean_size=700)
+    assert bags.sizes.max() > 256  # the banded factorisation
+    settings = {"coupling": 1.3, "n_inducing": 40, "random_state": 0}
+    cpu, gpu = (pri(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
+    a, b = cpu.predict_instances(bags), gpu.predict_instances(bags)
+    assert relative_error(b.std, a.std) < 1e-6
+    value, error = cpu.log_proba_negative(bags)
+    assert np.all(np.abs(gpu.log_proba_negative(bags)[0] - value) <= np.maximum(0.01, 2 * error))
+
+
+@pytest.mark.parametrize("expected_max", ["product", "largest"])
+def test_vgpmil_agrees(expected_max):
+    bags = gpmil.simulate.cohort(n_bags=16, n_features=16, seed=3)
+    settings = {"expected_max": expected_max, "n_inducing": 40, "random_state": 1, "max_iter": 60}
+    cpu, gpu = (gpmil.VGPMIL(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
+    assert relative_error(gpu.elbo_trace_, cpu.elbo_trace_) < 1e-8
+    a, b = cpu.predict_instances(bags), gpu.predict_instances(bags)
+    assert relative_error(b.probability, a.probability) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        gpmil.AttentionMIL(),
+        gpmil.AttentionMIL(gated=True, smooth=0.7),
+        gpmil.AttentionMIL(smooth="learn", smoothing="approximate"),
+        gpmil.MeanPoolMIL(),
+        gpmil.MaxPoolMIL(),
+    ],
+    ids=repr,
+)
+def test_networks_agree(model):
+    bags = gpmil.simulate.cohort(n_bags=16, n_features=16, seed=3)
+    model.set_params(max_epochs=5, dtype="float64", random_state=1)
+    if "dropout" in model.get_params():
+        model.set_params(dropout=0.0)  # the random streams of the two differ
+    cpu, gpu = (clone(model).set_params(device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert relative_error(gpu.decision_function(bags), cpu.decision_function(bags)) < 1e-6
+
+
+def test_smoothing_of_bags_too_large_to_be_padded_agrees():
+    bags = gpmil.simulate.cohort(n_bags=6, n_features=16, seed=5, mean_size=1300)
+    assert bags.sizes.max() ** 2 > attention.PADDED
+    model = gpmil.AttentionMIL(smooth="learn", smoothing="approximate", batch_size=2)
+    model.set_params(max_epochs=3, dtype="float64", random_state=1)
+    cpu, gpu = (clone(model).set_params(device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert gpu.smooth_ == pytest.approx(cpu.smooth_, rel=1e-5)
+    assert relative_error(gpu.attention(bags), cpu.attention(bags)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        gpmil.AttentionMIL(gated=True, dropout=0.1),
+        gpmil.AttentionMIL(smooth=0.7, smoothing="approximate"),
+        gpmil.MeanPoolMIL(),
+        gpmil.MaxPoolMIL(),
+    ],
+    ids=repr,
+)
+def test_a_training_step_does_not_wait_for_the_gpu(model, monkeypatch):
+    bags = gpmil.simulate.cohort(n_bags=16, n_features=16, seed=3)
+    batches = deep.Cohort.batches
+
+    def watched(self, parts):
+        for batch in batches(self, parts):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                yield batch
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(deep.Cohort, "batches", watched)
+    assert (
+        len(model.set_params(max_epochs=2, random_state=0, device="cuda").fit(bags).history_) == 2
+    )
+
+
+# --- The fused sweep ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
+@pytest.mark.parametrize("strength", [0.0, 0.9])
+def test_the_fused_sweep_equals_its_plain_twin(dtype, tolerance, strength):
+    pytest.importorskip("triton")
+    bags = gpmil.simulate.cohort(n_bags=30, n_features=12, seed=3)
+    model = gpmil.VGPMILPRI(
+        coupling=strength, variance=3.0, lengthscale=3.0, mean=-0.4, n_inducing=37,
+        random_state=0, device="cuda", dtype=dtype, solver="sweeps", max_iter=1,
+    ).fit(bags)  # fmt: skip
+    with torch.no_grad():
+        problem = model._problem(model._gp(torch.device("cuda")), bags, bags.labels)
+        w = inference.signed(problem)
+        fast = fused.advance(problem.chunks, problem.chol_R, problem.c, w, 25)
+        slow = inference._sweep(problem, w, 25)
+    assert fast is not None
+    assert float((fast[0] - slow[0]).norm() / slow[0].norm()) < tolerance
+    assert np.allclose(fast[1], slow[1], rtol=tolerance)
+
+
+def test_where_the_fused_sweep_does_not_apply():
+    bags = gpmil.simulate.cohort(n_bags=8, n_features=12, seed=1)
+    settings = {"variance": 1.0, "lengthscale": 2.0, "mean": 0.0, "n_inducing": 9}
+    for changed in ({"moments": "coupled"}, {"store": "recompute"}):
+        model = gpmil.VGPMILPRI(
+            coupling=0.5, solver="sweeps", max_iter=5, device="cuda", random_state=0,
+            **settings, **changed,
+        ).fit(bags)  # fmt: skip
+        with torch.no_grad():
+            problem = model._problem(model._gp(torch.device("cuda")), bags, bags.labels)
+            w = inference.signed(problem)
+            assert fused.advance(problem.chunks, problem.chol_R, problem.c, w, 5) is None
+
+
+@pytest.mark.parametrize("store", ["disk", "recompute"])
+def test_H_elsewhere_than_on_the_gpu(store):
+    bags = gpmil.simulate.cohort(n_bags=12, n_features=12, seed=2)
+    settings = {
+        "coupling": 0.5, "variance": 1.0, "lengthscale": 2.0, "mean": 0.0, "n_inducing": 15,
+        "random_state": 0, "device": "cuda",
+    }  # fmt: skip
+    a, b = (gpmil.VGPMILPRI(**settings, store=s).fit(bags) for s in ("memory", store))
+    assert np.allclose(a.posterior_mean_, b.posterior_mean_, rtol=1e-9)
+
+
+def test_features_too_large_for_the_gpu_are_streamed(monkeypatch):
+    bags = gpmil.simulate.cohort(n_bags=12, n_features=12, seed=2)
+    settings = {
+        "coupling": 0.5, "variance": 1.0, "lengthscale": 2.0, "mean": 0.0, "n_inducing": 15,
+        "random_state": 0, "device": "cuda",
+    }  # fmt: skip
+    resident = gpmil.VGPMILPRI(**settings).fit(bags)
+    monkeypatch.setattr(features, "GPU_SHARE", 0.0)
+    streamed = gpmil.VGPMILPRI(**settings).fit(bags)
+    assert np.allclose(resident.posterior_mean_, streamed.posterior_mean_, rtol=1e-7)

@@ -1,0 +1,125 @@
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from oracles.model import JITTER, coupling_matrix, kernel, relative_error
+from synthetic import small_cohort
+
+from gpmil.coupling.operator import Coupling
+from gpmil.coupling.operator import parts
+from gpmil.process.sparse_gp import Kernel
+from gpmil.process.sparse_gp import Posterior
+from gpmil.process.sparse_gp import Predictor
+from gpmil.process.sparse_gp import SparseGP
+from gpmil.process.sparse_gp import joint
+from gpmil.process.sparse_gp import marginal
+from gpmil.process.sparse_gp import rbf
+
+NAMES = ["rbf", "matern32", "matern52", "linear"]
+
+
+def draw(n, d=3, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, d))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_equal_their_formulas(name):
+    x, z = draw(7), draw(5, seed=1)
+    found = Kernel(name, 2.7, 1.9)(torch.from_numpy(x), torch.from_numpy(z))
+    assert relative_error(found, kernel(x, z, name, 2.7, 1.9)) < 1e-14
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_take_batches(name):
+    x = torch.from_numpy(draw(12).reshape(2, 6, 3))
+    k = Kernel(name, 0.6, 2.1)
+    for b in range(2):
+        assert torch.allclose(k(x, x)[b], k(x[b], x[b]), atol=1e-14)
+
+
+@pytest.mark.parametrize("shift", [0.0, 3e3])
+def test_rbf_in_place_equals_gpytorch(shift):
+    rng = np.random.default_rng(4)
+    x, z = (torch.from_numpy(rng.normal(size=(2, n, 7)) + shift) for n in (9, 5))
+    kept = x.clone()
+    unit = Kernel("rbf", 1.0, 1.0)
+    with torch.no_grad():
+        fast = unit(x, z)
+    with torch.enable_grad():
+        twin = unit(x, z)
+    assert torch.equal(fast, rbf(x, z)) and torch.equal(x, kept)
+    torch.testing.assert_close(fast, twin, rtol=1e-12 * (1 + shift), atol=1e-15)
+
+
+def test_a_kernel_object_is_taken_as_it_is():
+    given = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
+    given.outputscale = torch.tensor(3.1, dtype=torch.float64)
+    given.base_kernel.lengthscale = torch.tensor(0.8, dtype=torch.float64)
+    x, z = draw(6), draw(4, seed=1)
+    found = Kernel(given, 99.0, 99.0)(torch.from_numpy(x), torch.from_numpy(z))
+    assert relative_error(found, kernel(x, z, "rbf", 3.1, 0.8)) < 1e-13
+
+
+def test_an_unknown_kernel_lists_the_known():
+    with pytest.raises(ValueError, match="matern32"):
+        Kernel("rbfx", 1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whitening(name):
+    x, z = draw(30), draw(6, seed=1)
+    gp = SparseGP.build(Kernel(name, 2.0, 1.5), torch.from_numpy(z))
+    W = gp.whiten(torch.from_numpy(x)).numpy()
+    Kzz = kernel(z, z, name, 2.0, 1.5) + JITTER * 2.0 * np.eye(6)
+    Kxz = kernel(x, z, name, 2.0, 1.5)
+    # W W' = Kxz Kzz^-1 Kzx; a linear kernel of rank 3 leans on the jitter
+    tolerance = 1e-9 if name == "linear" else 1e-11
+    assert relative_error(W @ W.T, Kxz @ np.linalg.inv(Kzz) @ Kxz.T) < tolerance
+    assert relative_error(gp.L @ gp.L.mT, Kzz) < 1e-14
+
+
+def some_posterior(M, seed=2):
+    root = draw(M, M, seed)
+    return Posterior.build(
+        torch.from_numpy(draw(M, 1, 5)[:, 0]), torch.from_numpy(root @ root.T + np.eye(M))
+    )
+
+
+def test_posterior_in_the_papers_coordinates():
+    gp = SparseGP.build(Kernel("rbf", 2.0, 1.5), torch.from_numpy(draw(6, seed=1)))
+    q = some_posterior(6)
+    L, R = gp.L.numpy(), q.R.numpy()
+    assert relative_error(q.covariance_u(gp), L @ np.linalg.inv(R) @ L.T) < 1e-12
+    assert relative_error(q.mean_u(gp), L @ q.w.numpy()) < 1e-14
+
+
+@pytest.mark.parametrize("strength", [0.0, 2.5])
+def test_marginal_is_the_diagonal_of_joint_and_both_equal_the_paper(strength):
+    bags = small_cohort(n_bags=6, sizes=(1, 15))
+    x = torch.tensor(bags.features)
+    z = draw(8, 4, seed=7)
+    gp = SparseGP.build(Kernel("rbf", 1.7, 2.2), torch.from_numpy(z))
+    q, c = some_posterior(8), -0.6
+    predictor = Predictor.build(gp, q, c)
+    mean, variance = np.empty(bags.n_instances), np.empty(bags.n_instances)
+    for part in parts(bags.adjacency, bags.offsets, strength):
+        found = marginal(predictor, part, x[part.rows])
+        rows = part.rows.numpy()
+        mean[rows], variance[rows] = (f.numpy() for f in found)
+
+    Kzz_inv = np.linalg.inv(kernel(z, z, "rbf", 1.7, 2.2) + JITTER * 1.7 * np.eye(8))
+    Sigma_u, mu_u = q.covariance_u(gp).numpy(), q.mean_u(gp).numpy()
+    for b, bag in enumerate(bags):
+        rows = slice(bags.offsets[b], bags.offsets[b + 1])
+        xb = bags.features[rows]
+        S = coupling_matrix(bag.adjacency.toarray(), strength)
+        A = kernel(xb, z, "rbf", 1.7, 2.2) @ Kzz_inv
+        cov_f = kernel(xb, xb, "rbf", 1.7, 2.2) - A @ (np.linalg.inv(Kzz_inv) - Sigma_u) @ A.T
+        expected_mean, expected = S @ (c + A @ mu_u), S + S @ cov_f @ S
+        eye = torch.eye(len(xb), dtype=torch.float64)
+        sigma = Coupling(bag.adjacency, bag.offsets, strength).apply(eye)[None]
+        jm, jc = (out[0] for out in joint(predictor, sigma, x[rows][None]))
+        assert relative_error(jm, expected_mean) < 1e-10
+        assert relative_error(jc, expected) < 1e-10
+        assert relative_error(mean[rows], expected_mean) < 1e-10
+        assert relative_error(variance[rows], np.diag(expected)) < 1e-10
