@@ -23,11 +23,9 @@ from sklearn.metrics import f1_score, log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold
 
 import gpmil
-from gpmil.show import heatmaps
-from gpmil.show import plots
 from gpmil.decide.calibration import benjamini_hochberg
-from gpmil.decide.metrics import calibration_error
-from gpmil.decide.metrics import false_discovery_rate
+from gpmil.decide.metrics import calibration_error, false_discovery_rate
+from gpmil.show import heatmaps, plots
 
 SETS = {
     "sicapv2": ("SICAPv2 subset", {"flags": True}),

@@ -1,4 +1,4 @@
-"""How often 95 % intervals of `gpmil.decide.metrics` hold the truth, in cohorts of 16, 30 and 100 slides.
+"""How often 95 % intervals of `gpmil.metrics` hold the truth, in cohorts of 16, 30 and 100 slides.
 
     python benchmarks/interval_coverage.py
 

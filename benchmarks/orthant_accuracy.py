@@ -20,10 +20,7 @@ from scipy.sparse.linalg import splu
 from sklearn.cluster import KMeans
 
 from gpmil.moments.ep import ep
-from gpmil.moments.orthant import genz
-from gpmil.moments.orthant import log_orthant
-from gpmil.moments.orthant import log_union
-from gpmil.moments.orthant import tilted
+from gpmil.moments.orthant import genz, log_orthant, log_union, tilted
 from gpmil.moments.orthant_large import log_orthant_large
 
 SETTINGS = {"paper": (1.0, 1.0, 0.0), "wide": (50.0, 4.0, -4.0)}

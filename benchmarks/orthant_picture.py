@@ -19,13 +19,11 @@ import torch
 from scipy.special import log_ndtr, ndtri_exp
 
 import gpmil
-from gpmil.show import plots
-from gpmil.coupling.operator import Dense
-from gpmil.coupling.operator import dense_parts
-from gpmil.coupling.operator import sparse_precision
+from gpmil.coupling.operator import Dense, dense_parts, sparse_precision
 from gpmil.moments.ep import ep
 from gpmil.moments.orthant import tilted
 from gpmil.process.sparse_gp import joint
+from gpmil.show import plots
 
 SEED = 3
 STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0)

@@ -22,9 +22,8 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold
 
 import gpmil
+from gpmil.decide.metrics import false_discovery_rate, within_bag_auc
 from gpmil.inference import tuning
-from gpmil.decide.metrics import false_discovery_rate
-from gpmil.decide.metrics import within_bag_auc
 
 CLASSES = {"pri": gpmil.VGPMILPRI, "pr": gpmil.VGPMILPR}
 

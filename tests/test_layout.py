@@ -1,4 +1,4 @@
-"""The shape of the repository: layers of imports, public names and pins are as agreed."""
+"""The shape of the repository: imports from earlier rooms, public names and pins as agreed."""
 
 import ast
 import re
@@ -15,65 +15,48 @@ import gpmil
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gpmil"
+DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 
-# The lowest comes first. A module imports from its own layer and from those before it in this list.
-LAYERS = [
-    "foreign",
-    "warn",
-    "extras",
-    "lanes",
-    "graphs",
-    "coupling",
-    "truncated",
-    "kernels",
-    "compiled",
-    "ep",
-    "ep_bag",
-    "orthant",
-    "orthant_large",
-    "coupled",
-    "classes",
-    "extraction",
-    "bag_checks",
-    "bag_positions",
-    "bag_tables",
-    "bags",
-    "features",
-    "inducing",
-    "sparse_gp",
-    "memory",
-    "pieces",
-    "fused_kernel",
-    "fused",
-    "leave_out",
-    "inference",
-    "logistic",
-    "evidence",
-    "tuning",
-    "persistence",
-    "calibration",
-    "intervals",
-    "metrics",
-    "distributed",
-    "models",
-    "simulate",
-    "io",
-    "plots",
-    "slides",
-    "heatmaps",
-    "qupath",
-    "report",
-    "run_files",
-    "run_labels",
-    "runs",
-    "run_report",
-    "viewer",
-    "paper",
-    "bench",
-    "cli",
-    "__main__",
+
+def block(after: str) -> list[str]:
+    """The lines of the first code block behind some words of docs/design.md."""
+    return DESIGN.partition(after)[2].split("```")[1].removeprefix("text\n").splitlines()
+
+
+ROOMS = [line.split()[0] for line in block("## Rooms")]
+
+
+def modules_of_rooms() -> dict[str, list[str]]:
+    """The modules of every room that is a folder, in the order of docs/design.md."""
+    found: dict[str, list[str]] = {}
+    for line in block("Inside the rooms:"):
+        if line.endswith("/"):
+            room = found.setdefault(line.removesuffix("/"), [])
+        else:
+            room.append(line.split()[0])
+    return found
+
+
+INSIDE = modules_of_rooms()
+DOORS = {
+    "heatmaps": "gpmil.show.heatmaps",
+    "metrics": "gpmil.decide.metrics",
+    "plots": "gpmil.show.plots",
+    "qupath": "gpmil.show.qupath",
+    "slides": "gpmil.show.slides",
+}
+# A module comes after what it may import; a room's own name (its __init__) after its modules.
+ORDER = [
+    "gpmil.__version__",
+    *(
+        f"gpmil.{name}"
+        for room in ROOMS
+        for name in (*(f"{room}.{module}" for module in INSIDE.get(room, ())), room)
+    ),
+    *(f"gpmil.{door}" for door in DOORS),
+    "gpmil.__main__",
 ]
-KNOW_NOTHING_OF_BAGS = ["graphs", "coupling", "truncated", "orthant"]
+KNOW_NOTHING_OF_THE_COHORT = ("coupling", "fast", "process", "moments")
 
 PUBLIC = [
     "AttentionMIL",
@@ -100,10 +83,6 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def layer_of(module: str) -> str:
-    return module.split(".")[1]
-
-
 def imported(source: str, package: str) -> set[str]:
     """Dotted names of gpmil that the source imports, inside functions too.
 
@@ -125,41 +104,59 @@ def imported(source: str, package: str) -> set[str]:
     return {name for name in names if name.split(".")[0] == "gpmil"}
 
 
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def known(name: str) -> str | None:
+    """The module that an imported name is or lies in; None where no room has it."""
+    parts = name.split(".")
+    tried = (".".join(parts[:k]) for k in range(len(parts), 1, -1))
+    return next((one for one in tried if one in ORDER), None)
+
+
 def faults(source: str, module: str, package: str) -> list[str]:
     """What is wrong with the imports of a module, in words."""
-    if layer_of(module) not in LAYERS:
-        return [f"{module} has no layer: add it to LAYERS where it belongs"]
+    if module not in ORDER:
+        return [f"{module} has no place: add it to the listing of docs/design.md"]
     found = []
     for name in sorted(imported(source, package)):
-        if name == "gpmil.__version__":
-            continue
-        layer = layer_of(name) if "." in name else None
-        if layer not in LAYERS:
-            found.append(f"{module} imports {name}: import from a module that has a layer")
-        elif LAYERS.index(layer) > LAYERS.index(layer_of(module)):
-            found.append(f"{module} imports {name}, a layer that comes after its own")
+        origin = known(name)
+        if origin is None:
+            found.append(f"{module} imports {name}: import from a module that has a place")
+        elif origin in DOORS_IN_FULL:
+            found.append(f"{module} imports {name}, a door for users")
+        elif room_of(origin) == "data" and room_of(module) in KNOW_NOTHING_OF_THE_COHORT:
+            found.append(f"{module} imports {name}, and should know arrays only")
+        elif ORDER.index(origin) >= ORDER.index(module):
+            found.append(f"{module} imports {name}, which comes after it")
     return found
 
 
+DOORS_IN_FULL = {f"gpmil.{door}" for door in DOORS}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_imports_come_from_the_same_layer_or_earlier_ones(path):
+def test_imports_come_from_earlier_rooms_and_modules(path):
     module = dotted(path)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     assert faults(path.read_text(encoding="utf-8"), module, package) == []
 
 
-def test_the_design_page_has_the_same_layers():
-    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    block = text.partition("## Import layers")[2].split("```")[1].removeprefix("text\n")
-    rows = [line[:44] for line in block.splitlines() if not line.startswith(" ")]
-    assert [name for row in rows for name in row.replace(",", " ").split()] == LAYERS
+def test_the_design_page_lists_the_tree():
+    listed = {name for name in ORDER if name != "gpmil.__version__"}
+    assert listed == {dotted(path) for path in MODULES}
+    assert len(ORDER) == len(set(ORDER))
 
 
-@pytest.mark.parametrize("layer", KNOW_NOTHING_OF_BAGS)
-def test_lowest_layers_know_nothing_of_bags(layer):
-    for path in (path for path in MODULES if layer_of(dotted(path)) == layer):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        assert "Bags" not in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+@pytest.mark.parametrize(("door", "room"), DOORS.items())
+def test_users_find_modules_under_their_names(door, room):
+    show = (
+        f"import gpmil.{door} as a, {room} as b\n"
+        "print(all(getattr(a, n) is getattr(b, n) for n in b.__all__), len(b.__all__) > 0)"
+    )
+    found = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "True"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +167,10 @@ def test_lowest_layers_know_nothing_of_bags(layer):
         ("gpmil.coupling.operator", "from .bags import Bags"),
         ("gpmil.coupling.operator", "from . import bags"),
         ("gpmil.coupling.operator", "import gpmil.models.base as base"),
-        ("gpmil.models.base", "from ..plots import roc"),
+        ("gpmil.moments.ep", "from gpmil.data import graphs"),
+        ("gpmil.data.graphs", "from gpmil.data.bags import Bags"),
+        ("gpmil.models.base", "from ..show.plots import roc"),
+        ("gpmil.cli.demo", "from gpmil.plots import roc"),
         ("gpmil.inference.solvers", "def f():\n    from gpmil.models import base"),
         ("gpmil.inference.solvers", "importlib.import_module('gpmil.show.report')"),
         ("gpmil.cli.demo", "import gpmil"),
@@ -186,9 +186,9 @@ def test_a_forbidden_import_is_found(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("gpmil.coupling.operator", "from gpmil.data.graphs import laplacian"),
+        ("gpmil.data.bags", "from gpmil.data.graphs import laplacian"),
         ("gpmil.data.bags", "from . import graphs"),
-        ("gpmil.models.vgpmil_pr", "from .base import Model\nfrom ..bags import Bags"),
+        ("gpmil.models.vgpmil_pr", "from .base import Model\nfrom ..data.bags import Bags"),
         ("gpmil.files.persistence", "from gpmil import __version__"),
         ("gpmil.cli.demo", "def f():\n    import gpmil.show.plots\n    import torch"),
     ],
@@ -207,7 +207,7 @@ def test_nothing_else_is_public():
     shown = subprocess.run(
         [sys.executable, "-c", show], capture_output=True, text=True, check=True
     ).stdout.split()
-    submodules = {f"{layer}:module" for layer in LAYERS}
+    submodules = {f"{name}:module" for name in (*ROOMS, *DOORS)}
     assert {
         item
         for item in shown
@@ -254,7 +254,7 @@ def test_third_party_credits_what_is_used(credit, module):
     text = (ROOT / "THIRD_PARTY.md").read_text(encoding="utf-8")
     (row,) = [line for line in text.splitlines() if line.startswith("| scikit-learn")]
     # bench has the naive ways beside ours
-    used = [p for p in MODULES if module in p.read_text() and layer_of(dotted(p)) != "bench"]
+    used = [p for p in MODULES if module in p.read_text() and room_of(dotted(p)) != "bench"]
     assert (credit in row) == bool(used)
 
 

@@ -13,8 +13,8 @@ import pytest
 from scipy.ndimage import gaussian_filter, zoom
 from typer.testing import CliRunner
 
-from gpmil.runs import folder as runs
 from gpmil.cli import app
+from gpmil.runs import folder as runs
 
 SCRIPT = "<img src=x onerror=alert(1)>"
 STEP, SIDE = 64, 14  # pixels of a patch; the lattice is SIDE x SIDE

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import gpmil
 from gpmil import extras
-from gpmil.show import heatmaps
-from gpmil.runs import folder as runs
 from gpmil.cli import app, heatmap
+from gpmil.runs import folder as runs
 from gpmil.runs import patch_tables
+from gpmil.show import heatmaps
 from gpmil.show.report import check_target
 
 
@@ -496,7 +496,9 @@ def test_qupath_files_are_not_written_twice(run, tmp_path, monkeypatch):
     out = tmp_path / "out"
     assert invoke("qupath", run, "--out", out).exit_code == 0
     before = files_of(out)
-    monkeypatch.setattr("gpmil.show.qupath.to_geojson", lambda *_, **__: pytest.fail("written again"))
+    monkeypatch.setattr(
+        "gpmil.show.qupath.to_geojson", lambda *_, **__: pytest.fail("written again")
+    )
     result = invoke("qupath", run, "--out", out)
     assert result.exit_code == 0 and files_of(out) == before
 

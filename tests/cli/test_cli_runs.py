@@ -17,8 +17,8 @@ from packaging.specifiers import SpecifierSet
 from typer.testing import CliRunner
 
 import gpmil
-from gpmil.runs import folder as runs
 from gpmil.cli import app, cv, doctor, options
+from gpmil.runs import folder as runs
 
 FIXED = ["--variance", "2.3", "--lengthscale", "1.9", "--mean", "-1.7", "--n-inducing", "12"]
 QUICK = ["--interval-patches", "0"]

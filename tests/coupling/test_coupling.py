@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 from oracles.model import coupling_matrix, kernel
 
 from gpmil.coupling import operator as coupling
-from gpmil.coupling.operator import Banded
-from gpmil.coupling.operator import Coupling
-from gpmil.coupling.operator import Dense
-from gpmil.coupling.operator import Factored
-from gpmil.coupling.operator import Identity
+from gpmil.coupling.operator import Banded, Coupling, Dense, Factored, Identity
 
 
 def grid(height, width):

@@ -7,11 +7,11 @@ import warnings
 
 import joblib
 import numpy as np
-from oracles import graphs as oracles
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import graphs as oracles
 from scipy.sparse import csr_array, csr_matrix
 from sklearn.model_selection import GroupKFold, StratifiedKFold, train_test_split
 from sklearn.utils import _safe_indexing

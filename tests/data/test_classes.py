@@ -10,9 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gpmil.data import classes
-from gpmil.data.classes import encode
-from gpmil.data.classes import fold
-from gpmil.data.classes import text
+from gpmil.data.classes import encode, fold, text
 
 WORDS = st.sampled_from(["LUAD", "luad", "Lusc", "benign ", "unknown", "n/a", "a, b", "x'y", '"q"'])
 NUMBERS = st.sampled_from([0, 1, 2, 3, 4.0, "2", "3.0", 2.5, True])

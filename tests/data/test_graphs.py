@@ -5,17 +5,14 @@ import os
 from pathlib import Path
 
 import numpy as np
-from oracles import graphs as oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import graphs as oracles
 from scipy.sparse import issparse
 
 from gpmil.data import graphs
-from gpmil.data.graphs import adjacency_from_coords
-from gpmil.data.graphs import adjacency_from_edges
-from gpmil.data.graphs import infer_step
-from gpmil.data.graphs import laplacian
+from gpmil.data.graphs import adjacency_from_coords, adjacency_from_edges, infer_step, laplacian
 
 DATA = Path(os.environ.get("GPMIL_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

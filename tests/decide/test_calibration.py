@@ -6,26 +6,28 @@ import warnings
 from fractions import Fraction
 
 import numpy as np
-from oracles import calibration as naive
-from oracles import interval as interval_twin
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from oracles import calibration as naive
+from oracles import interval as interval_twin
 from scipy.special import expit, logit
 from scipy.stats import chi2, false_discovery_control, norm
 
 import gpmil
 from gpmil import simulate
-from gpmil.decide.calibration import ConformalReference
-from gpmil.decide.calibration import ReferRule
-from gpmil.decide.calibration import SlideCalibrator
-from gpmil.decide.calibration import benjamini_hochberg
-from gpmil.decide.calibration import confidence
-from gpmil.decide.calibration import folds
-from gpmil.decide.calibration import interval
-from gpmil.decide.calibration import p_values
-from gpmil.decide.calibration import quadratic_quantile
-from gpmil.decide.calibration import slides_needed
+from gpmil.decide.calibration import (
+    ConformalReference,
+    ReferRule,
+    SlideCalibrator,
+    benjamini_hochberg,
+    confidence,
+    folds,
+    interval,
+    p_values,
+    quadratic_quantile,
+    slides_needed,
+)
 from gpmil.models import fitted
 
 # ------------------------------------------------------------------ folds

@@ -5,23 +5,25 @@ import warnings
 from dataclasses import FrozenInstanceError, astuple
 
 import numpy as np
-from oracles import metrics as oracles
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import metrics as oracles
 from scipy.stats import beta, binomtest, norm
 from sklearn.metrics import log_loss, roc_auc_score
 
 from gpmil.decide import intervals
-from gpmil.decide.metrics import Estimate
-from gpmil.decide.metrics import bag_metrics
-from gpmil.decide.metrics import calibration_error
-from gpmil.decide.metrics import false_discovery_rate
-from gpmil.decide.metrics import patch_metrics
-from gpmil.decide.metrics import reliability_curve
-from gpmil.decide.metrics import table
-from gpmil.decide.metrics import within_bag_auc
+from gpmil.decide.metrics import (
+    Estimate,
+    bag_metrics,
+    calibration_error,
+    false_discovery_rate,
+    patch_metrics,
+    reliability_curve,
+    table,
+    within_bag_auc,
+)
 
 BAG_KEYS = [
     "accuracy",

@@ -15,8 +15,8 @@ from synthetic import dense_graphs, pri, small_cohort, some_inducing, standardis
 
 import gpmil.fast
 from gpmil import extras
-from gpmil.fast import compiled
 from gpmil.coupling import operator as coupling
+from gpmil.fast import compiled
 from gpmil.inference import pieces
 
 pytest.importorskip("numba", reason="pip install 'gpmil[fast]'")

@@ -8,10 +8,10 @@ from sklearn.base import clone
 from synthetic import pri
 
 import gpmil
-from gpmil.process import features
 from gpmil.inference import fused
 from gpmil.inference import solvers as inference
 from gpmil.models import attention, deep
+from gpmil.process import features
 
 pytestmark = [
     pytest.mark.gpu,

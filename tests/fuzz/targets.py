@@ -18,8 +18,8 @@ from fuzz import mutate
 from fuzz.campaign import Target
 from gpmil.cli import inspect
 from gpmil.cli.options import Source
-from gpmil.runs.patch_tables import Table
 from gpmil.io import h5_look, read_with_report
+from gpmil.runs.patch_tables import Table
 
 h5_look.SECONDS = 1.0  # so many seconds per file that libhdf5 would never be done with
 

@@ -19,12 +19,12 @@ import pandas as pd
 
 import gpmil
 from fuzz.campaign import Target
-from gpmil.files import persistence
-from gpmil.runs import page as run_report
-from gpmil.runs import folder as runs
 from gpmil.cli import evaluate, heatmap, qupath
-from gpmil.runs import patch_tables
+from gpmil.files import persistence
 from gpmil.models.base import InstancePredictions
+from gpmil.runs import folder as runs
+from gpmil.runs import page as run_report
+from gpmil.runs import patch_tables
 from gpmil.show.report import Picture
 
 Files = dict[str, bytes]

@@ -9,8 +9,8 @@ from sklearn.exceptions import ConvergenceWarning
 from synthetic import dense_graphs, pri, small_cohort, some_inducing, standardised
 
 import gpmil
-from gpmil.inference import solvers as inference
 from gpmil.inference import pieces
+from gpmil.inference import solvers as inference
 
 CPU = torch.device("cpu")
 

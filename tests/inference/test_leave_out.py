@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import numpy as np
-from oracles import tuning as naive
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import tuning as naive
 from oracles.model import coupling_matrix, relative_error
 from oracles.tuning import Twin, jacobian, refitted, standard_cohort
 from scipy.special import log_ndtr
@@ -17,14 +17,12 @@ from synthetic import dense_graphs, pri, some_inducing
 
 import gpmil
 from gpmil import Bags
-from gpmil.moments import coupled
 from gpmil.coupling import operator as coupling
-from gpmil.inference import solvers as inference
 from gpmil.inference import leave_out
-from gpmil.moments import orthant
-from gpmil.moments.coupled import CoupledMoments
-from gpmil.moments.coupled import cut_slope
+from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Optimum
+from gpmil.moments import coupled, orthant
+from gpmil.moments.coupled import CoupledMoments, cut_slope
 from gpmil.moments.orthant import log_orthant_ep
 
 CPU = torch.device("cpu")

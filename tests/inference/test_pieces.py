@@ -17,10 +17,9 @@ from oracles.model import relative_error
 from synthetic import pri, small_cohort, some_inducing
 
 from gpmil.coupling import operator as coupling
-from gpmil.inference import solvers as inference
-from gpmil.fast import lanes
-from gpmil.fast import memory
+from gpmil.fast import lanes, memory
 from gpmil.inference import pieces
+from gpmil.inference import solvers as inference
 
 CPU = torch.device("cpu")
 STRENGTH, C = 0.7, -0.3

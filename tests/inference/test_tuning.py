@@ -19,19 +19,11 @@ from synthetic import numbers_for, some_inducing
 
 import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags
-from gpmil.process import features
+from gpmil.inference import leave_out, tuning
 from gpmil.inference import solvers as inference
-from gpmil.inference import leave_out
-from gpmil.process import sparse_gp
-from gpmil.inference import tuning
+from gpmil.inference.tuning import CENTRE, HIGHEST, LOWEST, STARTS, Cohort, Settings, Space
 from gpmil.models import learning
-from gpmil.inference.tuning import CENTRE
-from gpmil.inference.tuning import HIGHEST
-from gpmil.inference.tuning import LOWEST
-from gpmil.inference.tuning import STARTS
-from gpmil.inference.tuning import Cohort
-from gpmil.inference.tuning import Settings
-from gpmil.inference.tuning import Space
+from gpmil.process import features, sparse_gp
 
 KERNELS = ["rbf", "matern32", "matern52", "linear"]
 POINTS = [Settings(3.0, 2.0, -1.0, 0.7), Settings(20.0, 3.0, -6.0, 1.3)]

@@ -15,10 +15,9 @@ import writers
 from fuzz import mutate
 
 import gpmil
-from gpmil.runs.patch_tables import Table
-from gpmil.files.foreign import BadFile
-from gpmil.files.foreign import reading
+from gpmil.files.foreign import BadFile, reading
 from gpmil.io import h5_look, sicapv2, slides, steps
+from gpmil.runs.patch_tables import Table
 
 CELLS = np.argwhere(np.ones((2, 3), dtype=bool)) * 256
 X = writers.vectors(6, 4)

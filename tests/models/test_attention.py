@@ -1,18 +1,18 @@
 """Attention: equal to plain loops and to torchmil, smoothing right in value and slope."""
 
 import numpy as np
-from oracles import attention as oracle
 import pytest
 import scipy.sparse as sp
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import attention as oracle
 from sklearn.metrics import roc_auc_score
 from synthetic import dense_graphs, slide_coords, small_cohort, standardised
 
 from gpmil import Bags
-from gpmil.files import persistence
 from gpmil.data.graphs import laplacian
+from gpmil.files import persistence
 from gpmil.models import attention
 from gpmil.models.attention import TOLERANCE, AttentionMIL, Graphs, chebyshev, squared
 from gpmil.models.deep import segment_softmax

@@ -6,16 +6,15 @@ from itertools import pairwise
 
 import gpytorch
 import numpy as np
-from oracles import calibration as naive
 import pytest
+from oracles import calibration as naive
 from scipy.special import logit
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold, cross_val_predict
 
 import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags, simulate
-from gpmil.decide.calibration import ReferRule
-from gpmil.decide.calibration import SlideCalibrator
+from gpmil.decide.calibration import ReferRule, SlideCalibrator
 from gpmil.models.base import log_odds
 
 D = 12

@@ -2,7 +2,15 @@
 
 import numpy as np
 import pytest
-from oracles.model import JITTER, Oracle, expectation, full_gp_mean, kernel, probit_gp, relative_error
+from oracles.model import (
+    JITTER,
+    Oracle,
+    expectation,
+    full_gp_mean,
+    kernel,
+    probit_gp,
+    relative_error,
+)
 from scipy.linalg import block_diag
 from synthetic import dense_graphs, pr, pri, small_cohort, some_inducing, standardised
 

@@ -6,11 +6,11 @@ import logging
 import pickle
 
 import numpy as np
-from oracles import attention as oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import attention as oracle
 from scipy.special import expit
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
@@ -20,11 +20,11 @@ from synthetic import small_cohort, standardised
 
 from gpmil import Bags
 from gpmil.files import persistence
-from gpmil.process.features import standardizer
 from gpmil.models import deep
 from gpmil.models.attention import AttentionMIL
 from gpmil.models.deep import Cohort, Inputs, Training, hold_out
 from gpmil.models.pooling import MaxPoolMIL, MeanPoolMIL
+from gpmil.process.features import standardizer
 
 CPU = torch.device("cpu")
 MODELS = [AttentionMIL, MeanPoolMIL, MaxPoolMIL]

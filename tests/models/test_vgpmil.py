@@ -9,11 +9,11 @@ from itertools import pairwise
 import gpytorch
 import jaxtyping
 import numpy as np
-from oracles import vgpmil as oracles
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import vgpmil as oracles
 from oracles.model import kernel
 from scipy.special import expit
 from sklearn.base import clone
@@ -26,9 +26,7 @@ import gpmil
 from gpmil import VGPMIL, Bags
 from gpmil.inference import logistic
 from gpmil.models.base import resolve_device
-from gpmil.process.sparse_gp import Kernel
-from gpmil.process.sparse_gp import Posterior
-from gpmil.process.sparse_gp import SparseGP
+from gpmil.process.sparse_gp import Kernel, Posterior, SparseGP
 
 LENGTH = 1.3
 

@@ -3,17 +3,16 @@ import functools
 import numpy as np
 import pytest
 import torch
-from oracles.model import Oracle, coupling_matrix, laplacian, relative_error
 from oracles.coupled import below, exact, gibbs
+from oracles.model import Oracle, coupling_matrix, laplacian, relative_error
 from scipy.stats import multivariate_normal
 from sklearn.exceptions import ConvergenceWarning
 from synthetic import dense_graphs, pri, slide_coords, small_cohort, some_inducing, standardised
 
-from gpmil.moments import coupled
 from gpmil.coupling import operator as coupling
 from gpmil.data import graphs
 from gpmil.inference import solvers as inference
-from gpmil.moments import orthant
+from gpmil.moments import coupled, orthant
 from gpmil.moments.coupled import CoupledMoments
 
 CPU = torch.device("cpu")

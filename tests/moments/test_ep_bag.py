@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpmil.fast import compiled
-from gpmil.moments import ep
-from gpmil.moments import ep_bag
-from gpmil.moments import orthant
+from gpmil.moments import ep, ep_bag, orthant
 
 pytest.importorskip("numba", reason="pip install 'gpmil[fast]'")
 sites = pytest.importorskip("gpmil.fast.sites")

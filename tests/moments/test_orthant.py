@@ -19,13 +19,7 @@ from scipy.stats import multivariate_normal
 
 from gpmil.moments import orthant
 from gpmil.moments.ep import ep
-from gpmil.moments.orthant import expand
-from gpmil.moments.orthant import genz
-from gpmil.moments.orthant import log_orthant
-from gpmil.moments.orthant import log_union
-from gpmil.moments.orthant import ndtri_exp
-from gpmil.moments.orthant import slope
-from gpmil.moments.orthant import tilted
+from gpmil.moments.orthant import expand, genz, log_orthant, log_union, ndtri_exp, slope, tilted
 
 PAPER = {"variance": 1.0, "length": 1.0, "mean": 0.0}
 WIDE = {"variance": 50.0, "length": 4.0, "mean": -4.0}

@@ -5,14 +5,15 @@ import torch
 from oracles.orthant import slide, slide_parts
 
 from gpmil.coupling.operator import Banded
-from gpmil.moments.orthant import expand
-from gpmil.moments.orthant import log_orthant
-from gpmil.moments.orthant_large import LargeSlide
-from gpmil.moments.orthant_large import _Band
-from gpmil.moments.orthant_large import local_solve
-from gpmil.moments.orthant_large import log_orthant_large
-from gpmil.moments.orthant_large import pivoted_cholesky
-from gpmil.moments.orthant_large import selected_inverse
+from gpmil.moments.orthant import expand, log_orthant
+from gpmil.moments.orthant_large import (
+    LargeSlide,
+    _Band,
+    local_solve,
+    log_orthant_large,
+    pivoted_cholesky,
+    selected_inverse,
+)
 
 PAPER = {"variance": 1.0, "length": 1.0, "mean": 0.0}
 WIDE = {"variance": 50.0, "length": 4.0, "mean": -4.0}

@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.model import expectation, expectation_mp
 
-from gpmil.moments.truncated import excess
-from gpmil.moments.truncated import expectations
-from gpmil.moments.truncated import hazard
-from gpmil.moments.truncated import log_not
-from gpmil.moments.truncated import moments
-from gpmil.moments.truncated import upper_tail
-from gpmil.moments.truncated import variance_ratio
+from gpmil.moments.truncated import (
+    excess,
+    expectations,
+    hazard,
+    log_not,
+    moments,
+    upper_tail,
+    variance_ratio,
+)
 
 
 def one_bag(mu, sigma, label, dtype=torch.float64):

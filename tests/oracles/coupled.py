@@ -1,9 +1,10 @@
-"""Naive twins of gpmil.moments.coupled: long sampling, and exact integrals in two and three dimensions."""
+"""Naive twins of moments.coupled: long sampling, exact integrals in two and three dimensions."""
 
 import numpy as np
-from oracles.model import norm_logpdf
 from scipy.integrate import quad
 from scipy.special import log_ndtr, ndtr, ndtri_exp, owens_t
+
+from oracles.model import norm_logpdf
 
 
 def gibbs(mu, precision, chains=3000, sweeps=220, burn=60, seed=0):

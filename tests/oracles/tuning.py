@@ -1,14 +1,14 @@
-"""Naive twins of gpmil.inference.leave_out and gpmil.inference.tuning: explicit M x M inverses, one bag at a time."""
+"""Naive twins of inference.leave_out and inference.tuning: explicit inverses, bag by bag."""
 
 import numpy as np
 import torch
-from oracles.model import JITTER, coupling_matrix, kernel, norm_logpdf
 from scipy.optimize import minimize
 from scipy.special import log_ndtr
 from synthetic import dense_graphs, small_cohort
 
 from gpmil import Bags
 from gpmil.moments.ep import ep
+from oracles.model import JITTER, coupling_matrix, kernel, norm_logpdf
 
 
 def standard_cohort(seed=0, n_bags=14, **settings):

@@ -11,10 +11,11 @@ from itertools import pairwise, product
 
 import mpmath as mp
 import numpy as np
-from oracles.model import JITTER, kernel
 from scipy.integrate import quad
 from scipy.special import xlogy
 from scipy.stats import norm
+
+from oracles.model import JITTER, kernel
 
 
 def sigmoid(f):

@@ -9,8 +9,7 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from gpmil.process import features
-from gpmil.process import inducing
+from gpmil.process import features, inducing
 from gpmil.process.inducing import kmeans_by_class
 
 

@@ -5,15 +5,8 @@ import torch
 from oracles.model import JITTER, coupling_matrix, kernel, relative_error
 from synthetic import small_cohort
 
-from gpmil.coupling.operator import Coupling
-from gpmil.coupling.operator import parts
-from gpmil.process.sparse_gp import Kernel
-from gpmil.process.sparse_gp import Posterior
-from gpmil.process.sparse_gp import Predictor
-from gpmil.process.sparse_gp import SparseGP
-from gpmil.process.sparse_gp import joint
-from gpmil.process.sparse_gp import marginal
-from gpmil.process.sparse_gp import rbf
+from gpmil.coupling.operator import Coupling, parts
+from gpmil.process.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, marginal, rbf
 
 NAMES = ["rbf", "matern32", "matern52", "linear"]
 

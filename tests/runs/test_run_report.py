@@ -11,9 +11,9 @@ from synthetic import pri
 from typer.testing import CliRunner
 
 import gpmil
-from gpmil.runs import page as run_report
-from gpmil.runs import folder as runs
 from gpmil.cli import app
+from gpmil.runs import folder as runs
+from gpmil.runs import page as run_report
 
 
 @pytest.fixture(autouse=True, scope="module")

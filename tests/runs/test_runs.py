@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import gpmil
 from gpmil.decide import metrics
+from gpmil.models.base import log_odds
 from gpmil.runs import files as run_files
 from gpmil.runs import folder as runs
-from gpmil.models.base import log_odds
 
 CONFIG = {"command": "cv", "options": {"folds": 3}}
 FIXED = {"variance": 2.3, "lengthscale": 1.7, "mean": -1.1, "n_inducing": 12}

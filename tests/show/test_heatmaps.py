@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from oracles.maps import area_mean
 
 from gpmil.show import heatmaps
-from gpmil.show.heatmaps import MOST_PIXELS
-from gpmil.show.heatmaps import Layout
-from gpmil.show.heatmaps import SlideMaps
-from gpmil.show.heatmaps import comparison
-from gpmil.show.heatmaps import heatmap
-from gpmil.show.heatmaps import lay_out
-from gpmil.show.heatmaps import outline
-from gpmil.show.plots import new_figure
-from gpmil.show.plots import png
+from gpmil.show.heatmaps import (
+    MOST_PIXELS,
+    Layout,
+    SlideMaps,
+    comparison,
+    heatmap,
+    lay_out,
+    outline,
+)
+from gpmil.show.plots import new_figure, png
 from gpmil.show.slides import Thumbnail
 
 

@@ -8,9 +8,8 @@ from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
 from gpmil import VGPMILPR, Bags
-from gpmil.show import heatmaps
-from gpmil.show import plots
 from gpmil.decide.metrics import reliability_curve
+from gpmil.show import heatmaps, plots
 
 
 @pytest.fixture

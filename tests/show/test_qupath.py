@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpmil
-from gpmil.show import qupath
 from gpmil.models import InstancePredictions
-from gpmil.show.qupath import Patches
-from gpmil.show.qupath import to_geojson
-from gpmil.show.qupath import write
+from gpmil.show import qupath
+from gpmil.show.qupath import Patches, to_geojson, write
 
 
 def some_patches(n: int = 7, seed: int = 0, **changes) -> Patches:

@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpmil.show.report import CARD
-from gpmil.show.report import RESEARCH
-from gpmil.show.report import Picture
-from gpmil.show.report import Section
-from gpmil.show.report import Table
-from gpmil.show.report import page
-from gpmil.show.report import run_folder
+from gpmil.show.report import CARD, RESEARCH, Picture, Section, Table, page, run_folder
 
 
 def write(folder: Path, text: str = "first") -> None:

@@ -11,8 +11,7 @@ from viewer_runs import patches, write_run
 
 import gpmil
 from gpmil.files import persistence
-from gpmil.process.features import FeatureMap
-from gpmil.process.features import fitted
+from gpmil.process.features import FeatureMap, fitted
 from gpmil.viewer import cohort as cohorts
 from gpmil.viewer.maps import Maps
 from gpmil.viewer.similar import Similar, Space

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpmil.data.bags import Bags
 from gpmil.bench import bandwidth, cohorts, engine, naive, scaling
 from gpmil.bench.measure import (
     Conditions,
@@ -26,6 +25,7 @@ from gpmil.bench.measure import (
     timed,
 )
 from gpmil.bench.results import Result
+from gpmil.data.bags import Bags
 
 HUNDREDTH = 0.01  # of a large cohort, on which the naive twin is run
 LARGEST_NAIVE = 50_000  # patches: above, the naive twin's time is extrapolated

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from gpmil.inference import solvers as inference
-from gpmil.data.bags import Bags
 from gpmil.bench import measure, naive
+from gpmil.data.bags import Bags
+from gpmil.inference import solvers as inference
 from gpmil.models.vgpmil_pr import VGPMILPRI
 
 # The paper's settings, but for the solver: the default one unless said otherwise.

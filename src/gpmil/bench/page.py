@@ -8,9 +8,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from gpmil.show import plots
 from gpmil.bench import bandwidth
 from gpmil.bench.results import Result
+from gpmil.show import plots
 
 FORMAT, VERSION = "gpmil-bench", 1
 COLOURS = {"prepare": plots.NEGATIVE, "solve": plots.POSITIVE, "sweep": plots.SERIES[0][0]}

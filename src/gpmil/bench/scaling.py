@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gpmil.data.bags import Bags
 from gpmil.bench import cohorts, engine
 from gpmil.bench.measure import Conditions, once
+from gpmil.data.bags import Bags
 
 PLAIN = 5  # sweeps timed together
 Values = tuple[float, ...]

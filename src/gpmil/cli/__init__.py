@@ -245,8 +245,8 @@ def _fit(
     columns = slide, label, positive, patient
     reading = step, graph, format, skip_bad
     source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
-    from gpmil.runs import folder as runs
     from gpmil.cli import fit
+    from gpmil.runs import folder as runs
 
     asked = runs.Asked(rate, alpha, interval_patches, batch)
     built = options.build_model(model, ctx.meta[options.SETTINGS])
@@ -296,8 +296,8 @@ def _cv(
     columns = slide, label, positive, patient
     reading = step, graph, format, skip_bad
     source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
-    from gpmil.runs import folder as runs
     from gpmil.cli import cv
+    from gpmil.runs import folder as runs
 
     given = None if splits is None else str(splits)
     held_out = cv.Folds(folds, repeats, given, site, seed)
@@ -355,8 +355,8 @@ def _predict(
         return predict.repeat(config, out, cache)
     if model is None:
         raise typer.BadParameter("name the model, then the data: gpmil predict RUN DATA --out NEW.")
-    from gpmil.runs import folder as runs
     from gpmil.cli import predict
+    from gpmil.runs import folder as runs
 
     columns = slide, label, positive, patient
     reading = step, graph, format, skip_bad

@@ -9,8 +9,8 @@ from gpmil.bench.measure import Conditions
 from gpmil.bench.results import Result
 from gpmil.cli.options import print_line, progress
 from gpmil.models.base import resolve_device
-from gpmil.show.plots import png
 from gpmil.runs.folder import write_whole
+from gpmil.show.plots import png
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,6 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from sklearn.base import clone
 
-from gpmil.decide import calibration
-from gpmil.runs import folder as runs
-from gpmil.data.checks import listed
-from gpmil.data.bags import Bags
 from gpmil.cli.options import (
     Source,
     check_repeated,
@@ -29,11 +25,15 @@ from gpmil.cli.options import (
     show_metrics,
     write_report,
 )
+from gpmil.data.bags import Bags
+from gpmil.data.checks import listed
+from gpmil.decide import calibration
 from gpmil.io import tables
 from gpmil.io.labels import column_of, key, read_table
 from gpmil.models import BagClassifier
 from gpmil.models.base import package_versions
 from gpmil.models.checks import count
+from gpmil.runs import folder as runs
 from gpmil.show.report import RESEARCH
 
 logger = logging.getLogger("gpmil")

@@ -31,21 +31,14 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from gpmil import simulate
-from gpmil.show import heatmaps
-from gpmil.show import plots
-from gpmil.runs import folder as runs
-from gpmil.data.bags import Bags
 from gpmil.cli import view as viewer
 from gpmil.cli.options import progress
+from gpmil.data.bags import Bags
 from gpmil.models import VGPMILPR, VGPMILPRI, InstancePredictions, paper_settings
 from gpmil.models.base import log_odds, package_versions
-from gpmil.show.report import RESEARCH
-from gpmil.show.report import Picture
-from gpmil.show.report import Section
-from gpmil.show.report import Table
-from gpmil.show.report import page
-from gpmil.show.report import run_folder
-from gpmil.show.report import write_json
+from gpmil.runs import folder as runs
+from gpmil.show import heatmaps, plots
+from gpmil.show.report import RESEARCH, Picture, Section, Table, page, run_folder, write_json
 from gpmil.viewer import serve
 
 FEWEST = 8  # slides to train on

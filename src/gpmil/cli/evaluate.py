@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil.data import classes
-from gpmil.runs import files as run_files
-from gpmil.runs import page as run_report
-from gpmil.runs import folder as runs
-from gpmil.data.checks import all_columns
 from gpmil.cli.options import in_options, patient_column, print_line, show_metrics
+from gpmil.data import classes
+from gpmil.data.checks import all_columns
 from gpmil.io import tables
 from gpmil.io.labels import SLIDE_NAMES, join, key
+from gpmil.runs import files as run_files
+from gpmil.runs import folder as runs
+from gpmil.runs import page as run_report
+from gpmil.runs.labels import LABELS, overlaid, rows
 from gpmil.show.report import CARD
-from gpmil.runs.labels import LABELS
-from gpmil.runs.labels import overlaid
-from gpmil.runs.labels import rows
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from gpmil.runs import folder as runs
-from gpmil.data.bags import Bags
 from gpmil.cli.options import (
     Source,
     check_repeated,
@@ -19,8 +17,10 @@ from gpmil.cli.options import (
     repeated,
     write_report,
 )
+from gpmil.data.bags import Bags
 from gpmil.models import BagClassifier, load
 from gpmil.models.base import package_versions
+from gpmil.runs import folder as runs
 from gpmil.show.report import RESEARCH
 
 LEARNED = ("coupling_", "variance_", "lengthscale_", "mean_", "loo_log_likelihood_")

@@ -5,23 +5,22 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from gpmil.show import heatmaps
-from gpmil.show import plots
-from gpmil.show import slides
-from gpmil.runs.patch_tables import Overview
-from gpmil.runs.patch_tables import Table
-from gpmil.runs.patch_tables import Wanted
-from gpmil.runs.patch_tables import config
-from gpmil.runs.patch_tables import counted
-from gpmil.runs.patch_tables import look
-from gpmil.runs.patch_tables import making
-from gpmil.runs.patch_tables import part_of
-from gpmil.runs.patch_tables import say_done
-from gpmil.runs.patch_tables import slide_files
-from gpmil.runs.patch_tables import tables
-from gpmil.runs.patch_tables import with_place
-from gpmil.show.slides import Extent
-from gpmil.show.slides import Thumbnail
+from gpmil.runs.patch_tables import (
+    Overview,
+    Table,
+    Wanted,
+    config,
+    counted,
+    look,
+    making,
+    part_of,
+    say_done,
+    slide_files,
+    tables,
+    with_place,
+)
+from gpmil.show import heatmaps, plots, slides
+from gpmil.show.slides import Extent, Thumbnail
 
 UNCERTAINTY = ("panel", "opacity", "none")
 BOX = (4.2, 4.8)  # inches of a panel

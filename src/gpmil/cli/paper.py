@@ -18,8 +18,7 @@ from gpmil.paper.cohorts import Cohort
 from gpmil.paper.findings import check
 from gpmil.paper.methods import Method
 from gpmil.paper.results import Results, Run
-from gpmil.show.report import RESEARCH
-from gpmil.show.report import run_folder
+from gpmil.show.report import RESEARCH, run_folder
 
 PANDA_SIZES = {"full": 1.0, "tenth": 0.1}
 PANDA_RUNS = 2

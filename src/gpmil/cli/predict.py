@@ -8,11 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil.files import persistence
-from gpmil.runs import files as run_files
-from gpmil.runs import folder as runs
-from gpmil.data.checks import listed
-from gpmil.data.bags import Bags
 from gpmil.cli.evaluate import classes_of
 from gpmil.cli.options import (
     Source,
@@ -23,10 +18,14 @@ from gpmil.cli.options import (
     show_metrics,
     write_report,
 )
+from gpmil.data.bags import Bags
+from gpmil.data.checks import listed
+from gpmil.files import persistence
 from gpmil.models import BagClassifier, load
 from gpmil.models.base import package_versions, warning
-from gpmil.show.report import CARD
-from gpmil.show.report import RESEARCH
+from gpmil.runs import files as run_files
+from gpmil.runs import folder as runs
+from gpmil.show.report import CARD, RESEARCH
 
 logger = logging.getLogger("gpmil")
 

@@ -3,20 +3,21 @@
 from functools import partial
 from pathlib import Path
 
-from gpmil.show import qupath
-from gpmil.show import slides
-from gpmil.runs.patch_tables import Overview
-from gpmil.runs.patch_tables import Table
-from gpmil.runs.patch_tables import Wanted
-from gpmil.runs.patch_tables import config
-from gpmil.runs.patch_tables import counted
-from gpmil.runs.patch_tables import look
-from gpmil.runs.patch_tables import making
-from gpmil.runs.patch_tables import part_of
-from gpmil.runs.patch_tables import say_done
-from gpmil.runs.patch_tables import slide_files
-from gpmil.runs.patch_tables import tables
-from gpmil.runs.patch_tables import with_place
+from gpmil.runs.patch_tables import (
+    Overview,
+    Table,
+    Wanted,
+    config,
+    counted,
+    look,
+    making,
+    part_of,
+    say_done,
+    slide_files,
+    tables,
+    with_place,
+)
+from gpmil.show import qupath, slides
 
 
 def run(wanted: Wanted, gzip: bool = False) -> None:

@@ -15,21 +15,12 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.sparse import csr_array, issparse
 
-from gpmil.data import checks
-from gpmil.data import positions
-from gpmil.data import extraction
-from gpmil.data import graphs
-from gpmil.data.checks import UNKNOWN
-from gpmil.data.checks import PerBag
-from gpmil.data.checks import PerInstance
-from gpmil.data.checks import count
-from gpmil.data.checks import listed
-from gpmil.data.checks import offsets_of
-from gpmil.data.positions import Steps
-from gpmil.data.frames import Table
+from gpmil.data import checks, extraction, graphs, positions
+from gpmil.data.checks import UNKNOWN, PerBag, PerInstance, count, listed, offsets_of
 from gpmil.data.classes import Labels
-from gpmil.data.graphs import Coords
-from gpmil.data.graphs import Offsets
+from gpmil.data.frames import Table
+from gpmil.data.graphs import Coords, Offsets
+from gpmil.data.positions import Steps
 
 ROOM = 1 << 28  # bytes of a subset of a file that are read into memory
 _CHUNK = 1 << 24  # values examined at a time when looking for NaN, so that a memmap stays one

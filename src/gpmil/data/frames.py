@@ -12,12 +12,7 @@ import numpy as np
 import pandas as pd
 
 from gpmil.data import graphs
-from gpmil.data.checks import all_columns
-from gpmil.data.checks import count
-from gpmil.data.checks import factorize
-from gpmil.data.checks import listed
-from gpmil.data.checks import offsets_of
-from gpmil.data.checks import refuse_same_names
+from gpmil.data.checks import all_columns, count, factorize, listed, offsets_of, refuse_same_names
 
 logger = logging.getLogger("gpmil")
 

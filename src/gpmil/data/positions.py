@@ -13,16 +13,8 @@ from jaxtyping import Float
 from scipy.sparse import csr_array, issparse
 
 from gpmil.data import graphs
-from gpmil.data.checks import SHOWN
-from gpmil.data.checks import PerBag
-from gpmil.data.checks import as_array
-from gpmil.data.checks import concatenate
-from gpmil.data.checks import count
-from gpmil.data.checks import listed
-from gpmil.data.checks import one_a_bag
-from gpmil.data.graphs import BagIndex
-from gpmil.data.graphs import Coords
-from gpmil.data.graphs import Offsets
+from gpmil.data.checks import SHOWN, PerBag, as_array, concatenate, count, listed, one_a_bag
+from gpmil.data.graphs import BagIndex, Coords, Offsets
 from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")

@@ -44,8 +44,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-from gpmil.data.checks import count
-from gpmil.data.checks import listed
+from gpmil.data.checks import count, listed
 
 logger = getLogger("gpmil")
 NEEDED = 5  # bags of each class, to calibrate slides

@@ -7,7 +7,7 @@ refitted on other bags would vary.
 
 * Shares (accuracy, precision, recall, power, false discovery rate, and F1, which is a function of
   one) have the exact binomial interval of as many rows as theirs are worth; the AUC has DeLong's
-  variance by patient, on the logit scale (`gpmil.decide.intervals`). 16 of 16 right is 1.000 (0.79 to
+  variance by patient, on the logit scale (`intervals`). 16 of 16 right is 1.000 (0.79 to
   1.00). In simulated cohorts of 16 to 100 bags 95 % intervals of shares held the truth in at least
   94 %, of the AUC in 93 to 99 % (90 % with 10 positives among 100); see docs/decisions.md and
   ``benchmarks/interval_coverage.py``.
@@ -49,13 +49,27 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from scipy.stats import binomtest
 
+from gpmil.data.checks import UNKNOWN, as_array, as_groups, as_names, encode_instance_labels, listed
 from gpmil.decide import intervals
-from gpmil.data.checks import UNKNOWN
-from gpmil.data.checks import as_array
-from gpmil.data.checks import as_groups
-from gpmil.data.checks import as_names
-from gpmil.data.checks import encode_instance_labels
-from gpmil.data.checks import listed
+
+__all__ = [
+    "COUNTED",
+    "FLAGS",
+    "LABELS",
+    "NARROW",
+    "Binning",
+    "Estimate",
+    "ReliabilityCurve",
+    "Totals",
+    "Weights",
+    "bag_metrics",
+    "calibration_error",
+    "false_discovery_rate",
+    "patch_metrics",
+    "reliability_curve",
+    "table",
+    "within_bag_auc",
+]
 
 NARROW = 0.02  # width below which an interval is shown with three digits
 

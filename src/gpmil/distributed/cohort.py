@@ -20,16 +20,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gpmil.data import extraction
-from gpmil.process import features
-from gpmil.process import inducing
-from gpmil.inference import solvers as inference
 from gpmil.data.bags import Bags
 from gpmil.distributed.cluster import Cluster
 from gpmil.distributed.partition import Facts, Plan, Some
-from gpmil.process.features import FeatureMap
-from gpmil.inference.solvers import Problem
+from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Optimum
 from gpmil.inference.pieces import Gathered
+from gpmil.inference.solvers import Problem
+from gpmil.process import features, inducing
+from gpmil.process.features import FeatureMap
 
 logger = logging.getLogger("gpmil")
 T = TypeVar("T")

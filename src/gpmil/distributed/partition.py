@@ -17,23 +17,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gpmil.process import features
-from gpmil.process import inducing
-from gpmil.inference import leave_out
-from gpmil.data.bags import Bags
 from gpmil.coupling.operator import dense_parts
-from gpmil.process.features import FeatureMap
-from gpmil.process.features import Sums
-from gpmil.process.inducing import Tally
-from gpmil.inference.solvers import Problem
-from gpmil.inference.solvers import summed
+from gpmil.data.bags import Bags
+from gpmil.inference import leave_out
 from gpmil.inference.leave_out import Optimum
-from gpmil.inference.pieces import Gathered
-from gpmil.inference.pieces import Piece
-from gpmil.inference.pieces import Source
-from gpmil.inference.pieces import gather
-from gpmil.process.sparse_gp import Kernel
-from gpmil.process.sparse_gp import SparseGP
+from gpmil.inference.pieces import Gathered, Piece, Source, gather
+from gpmil.inference.solvers import Problem, summed
+from gpmil.process import features, inducing
+from gpmil.process.features import FeatureMap, Sums
+from gpmil.process.inducing import Tally
+from gpmil.process.sparse_gp import Kernel, SparseGP
 
 BagSource = Bags | Callable[[], Bags]
 

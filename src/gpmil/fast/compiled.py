@@ -89,8 +89,7 @@ def sites() -> Any:
 def kernels() -> Any:
     """The package of loops; None without Numba, or with one that cannot be used here."""
     try:
-        from gpmil.fast import passes
-        from gpmil.fast import sites
+        from gpmil.fast import passes, sites
     except (ImportError, RuntimeError) as error:  # RuntimeError: no place for its cache
         logger.info(
             "passes over the bags are not compiled, which costs up to half of the speed (%s): %s",

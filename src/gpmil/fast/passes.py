@@ -10,11 +10,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.tails import ANY_ORDER
-from gpmil.fast.tails import FUSED
-from gpmil.fast.tails import LARGEST
-from gpmil.fast.tails import ROOT_HALF
-from gpmil.fast.tails import tail
+from gpmil.fast.tails import ANY_ORDER, FUSED, LARGEST, ROOT_HALF, tail
 
 ROWS = 128  # products of so many rows of H are added up in its own dtype, then in float64
 TOGETHER = 16  # numbers multiplied before a logarithm is taken of them

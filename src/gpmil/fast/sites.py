@@ -10,10 +10,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.tails import ANY_ORDER
-from gpmil.fast.tails import FUSED
-from gpmil.fast.tails import ROOT_HALF
-from gpmil.fast.tails import tail
+from gpmil.fast.tails import ANY_ORDER, FUSED, ROOT_HALF, tail
 
 FURTHEST = 30.0  # t of a cavity: beyond, the fourth cumulant loses its digits as t^6
 

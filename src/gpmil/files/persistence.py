@@ -18,10 +18,7 @@ import numpy as np
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as dump_arrays
 
-from gpmil.files.foreign import BadFile
-from gpmil.files.foreign import read_json
-from gpmil.files.foreign import reading
-from gpmil.files.foreign import require_regular
+from gpmil.files.foreign import BadFile, read_json, reading, require_regular
 
 FORMAT = "gpmil-model"
 VERSION = 1

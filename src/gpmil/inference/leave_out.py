@@ -19,13 +19,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gpmil.coupling.operator import Dense
 from gpmil.moments import orthant
 from gpmil.moments.coupled import cut_slope
-from gpmil.coupling.operator import Dense
+from gpmil.moments.truncated import Moments, log_not, moments
 from gpmil.process.sparse_gp import SparseGP
-from gpmil.moments.truncated import Moments
-from gpmil.moments.truncated import log_not
-from gpmil.moments.truncated import moments
 
 LONGEST = (
     10.0  # times the step that ignores the bag's own curvature: beyond it Newton has lost its way

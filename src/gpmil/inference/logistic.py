@@ -30,8 +30,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.special import expit, log_ndtr
 from torch import Tensor
 
-from gpmil.process.sparse_gp import Posterior
-from gpmil.process.sparse_gp import SparseGP
+from gpmil.process.sparse_gp import Posterior, SparseGP
 
 logger = logging.getLogger("gpmil")
 CHUNK_ROWS = 8192  # rows of W in float64 at a time

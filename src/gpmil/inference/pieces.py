@@ -28,15 +28,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gpmil.fast import compiled
 from gpmil.coupling import operator as coupling
-from gpmil.moments.coupled import CoupledMoments
+from gpmil.fast import compiled
 from gpmil.fast.lanes import in_lanes
 from gpmil.fast.memory import free_memory
+from gpmil.moments.coupled import CoupledMoments
+from gpmil.moments.truncated import expectations, gradient, moments
 from gpmil.process.sparse_gp import SparseGP
-from gpmil.moments.truncated import expectations
-from gpmil.moments.truncated import gradient
-from gpmil.moments.truncated import moments
 
 logger = logging.getLogger("gpmil")
 CHUNK_ROWS = 16384  # rows of H at a time: its vectors are long enough, and H is still in a cache

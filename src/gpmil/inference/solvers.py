@@ -24,16 +24,10 @@ from jaxtyping import Float, Int
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from gpmil.inference import fused
-from gpmil.inference import leave_out
 from gpmil.fast.lanes import in_lanes
-from gpmil.inference.leave_out import Bag
-from gpmil.inference.leave_out import Optimum
-from gpmil.inference.pieces import Chunk
-from gpmil.inference.pieces import Gathered
-from gpmil.inference.pieces import Piece
-from gpmil.inference.pieces import Source
-from gpmil.inference.pieces import gather
+from gpmil.inference import fused, leave_out
+from gpmil.inference.leave_out import Bag, Optimum
+from gpmil.inference.pieces import Chunk, Gathered, Piece, Source, gather
 from gpmil.process.sparse_gp import SparseGP
 from gpmil.warn import warn_caller
 

@@ -30,19 +30,13 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from scipy.optimize import minimize
 from torch import Tensor
 
-from gpmil.inference import solvers as inference
+from gpmil.coupling.operator import Edges, Precision, bags_block, batches, padded_precision
 from gpmil.inference import leave_out
-from gpmil.coupling.operator import Edges
-from gpmil.coupling.operator import Precision
-from gpmil.coupling.operator import bags_block
-from gpmil.coupling.operator import batches
-from gpmil.coupling.operator import padded_precision
-from gpmil.inference.solvers import Problem
-from gpmil.inference.leave_out import Bag
-from gpmil.inference.leave_out import Optimum
+from gpmil.inference import solvers as inference
+from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk
-from gpmil.process.sparse_gp import JITTER
-from gpmil.process.sparse_gp import Kernel
+from gpmil.inference.solvers import Problem
+from gpmil.process.sparse_gp import JITTER, Kernel
 
 logger = logging.getLogger("gpmil")
 

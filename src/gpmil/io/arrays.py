@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpmil.files.foreign import BadFile
-from gpmil.files.foreign import reading
+from gpmil.files.foreign import BadFile, reading
 
 EMPTY = 128  # bytes of a header: such an array has no value, and cannot be mapped
 

@@ -8,14 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gpmil.data import classes
-from gpmil.data import extraction
-from gpmil.data import graphs
-from gpmil.data.checks import UNKNOWN
-from gpmil.data.checks import count
-from gpmil.data.checks import listed
-from gpmil.data.checks import offsets_of
+from gpmil.data import classes, extraction, graphs
 from gpmil.data.bags import Bags
+from gpmil.data.checks import UNKNOWN, count, listed, offsets_of
 from gpmil.io import patients, steps
 from gpmil.io.cache import Kept, Stored, discarded_on_failure, stored
 from gpmil.io.formats import Listing

@@ -15,9 +15,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from gpmil.data import classes
-from gpmil.data.checks import all_columns
-from gpmil.data.checks import count
-from gpmil.data.checks import listed
+from gpmil.data.checks import all_columns, count, listed
 from gpmil.data.classes import Labels
 from gpmil.io.tables import GUESSES, like, read_frame, require
 

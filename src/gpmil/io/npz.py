@@ -19,9 +19,8 @@ import numpy as np
 from jaxtyping import Int
 
 from gpmil.data import classes
-from gpmil.data.checks import count
-from gpmil.data.checks import listed
 from gpmil.data.bags import Bags
+from gpmil.data.checks import count, listed
 from gpmil.io.arrays import npz
 
 logger = logging.getLogger("gpmil")

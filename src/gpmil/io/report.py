@@ -6,16 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gpmil.data.checks import count
-from gpmil.data.checks import listed
-from gpmil.data.positions import MANY_INSTANCES
 from gpmil.data.bags import Bags
-from gpmil.data.classes import NEGATIVE
-from gpmil.data.classes import POSITIVE
-from gpmil.data.classes import Found
-from gpmil.data.classes import described
-from gpmil.data.classes import named
-from gpmil.data.classes import of_one_class
+from gpmil.data.checks import count, listed
+from gpmil.data.classes import NEGATIVE, POSITIVE, Found, described, named, of_one_class
+from gpmil.data.positions import MANY_INSTANCES
 
 MANY_ISOLATED = 0.5
 """A larger share of patches without a neighbour is worth a warning."""

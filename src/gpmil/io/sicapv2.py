@@ -19,11 +19,8 @@ import numpy as np
 import pandas as pd
 
 from gpmil.data import graphs
-from gpmil.data.checks import UNKNOWN
-from gpmil.data.checks import count
-from gpmil.data.checks import listed
-from gpmil.data.checks import offsets_of
 from gpmil.data.bags import Bags
+from gpmil.data.checks import UNKNOWN, count, listed, offsets_of
 from gpmil.io.tables import numbers, read_frame
 
 logger = logging.getLogger("gpmil")

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpmil.data.checks import listed
-from gpmil.files.foreign import BadFile
-from gpmil.files.foreign import reading
+from gpmil.files.foreign import BadFile, reading
 from gpmil.io.arrays import npz
 from gpmil.io.slides import PIXELS, BadSlide, Slide, Told, positions
 from gpmil.io.steps import number

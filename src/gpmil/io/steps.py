@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gpmil.data import graphs
-from gpmil.data.checks import SHOWN
-from gpmil.data.checks import count
+from gpmil.data.checks import SHOWN, count
 from gpmil.io.slides import Told
 
 SMALLEST, LARGEST = 1e-6, 1e9

@@ -24,14 +24,10 @@ from packaging.version import Version
 
 from gpmil import extras
 from gpmil.data import classes
-from gpmil.data.checks import all_columns
-from gpmil.data.checks import count
-from gpmil.data.checks import listed
-from gpmil.data.frames import Table
 from gpmil.data.bags import Bags
-from gpmil.files.foreign import BadFile
-from gpmil.files.foreign import reading
-from gpmil.files.foreign import reason
+from gpmil.data.checks import all_columns, count, listed
+from gpmil.data.frames import Table
+from gpmil.files.foreign import BadFile, reading, reason
 
 logger = logging.getLogger("gpmil")
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpmil.data.checks import encode_instance_labels
-from gpmil.data.checks import listed
+from gpmil.data.checks import encode_instance_labels, listed
 from gpmil.io import h5
 from gpmil.io.arrays import npy
 from gpmil.io.slides import BadSlide, Slide, Told, patch_shape, positions

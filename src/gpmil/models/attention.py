@@ -19,13 +19,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gpmil.coupling.operator import (
+    DENSE_LIMIT,
+    Coupling,
+    Edges,
+    Precision,
+    check_strength,
+    instance_rows,
+)
 from gpmil.data.bags import Bags
-from gpmil.coupling.operator import DENSE_LIMIT
-from gpmil.coupling.operator import Coupling
-from gpmil.coupling.operator import Edges
-from gpmil.coupling.operator import Precision
-from gpmil.coupling.operator import check_strength
-from gpmil.coupling.operator import instance_rows
 from gpmil.data.graphs import laplacian
 from gpmil.models import saved_checks
 from gpmil.models.base import InstancePredictions
@@ -136,7 +138,7 @@ def squared(
 class Graphs:
     """The neighbour graphs of a cohort, as smoothing operators for batches of its bags.
 
-    `exact` factors I + alpha C (see `gpmil.coupling.operator`); where alpha stays the same (`fixed`) the
+    `exact` factors I + alpha C (see `gpmil.coupling`); where alpha stays the same (`fixed`) the
     factors are kept for the next epochs. Otherwise Chebyshev steps: no factor, and the cost of
     some products with the sparse C; small bags on a GPU by repeated squaring.
     """

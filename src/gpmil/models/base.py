@@ -22,9 +22,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from gpmil import __version__
 from gpmil.data import extraction
-from gpmil.process import features
 from gpmil.data.bags import Bags
 from gpmil.distributed import Facts
+from gpmil.process import features
 
 logger = getLogger("gpmil")
 

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gpmil.decide import calibration
 from gpmil.data.bags import Bags
-from gpmil.decide.calibration import ConformalReference
-from gpmil.decide.calibration import SlideCalibrator
+from gpmil.decide import calibration
+from gpmil.decide.calibration import ConformalReference, SlideCalibrator
 from gpmil.models.base import InstancePredictions, log_odds
 
 logger = logging.getLogger("gpmil")

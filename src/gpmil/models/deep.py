@@ -18,12 +18,10 @@ from jaxtyping import Float, Int, Num, Shaped
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from gpmil.decide import calibration
-from gpmil.process import features
-from gpmil.files import persistence
-from gpmil.data.bags import Bags
 from gpmil.coupling.operator import instance_rows
-from gpmil.process.features import FeatureMap
+from gpmil.data.bags import Bags
+from gpmil.decide import calibration
+from gpmil.files import persistence
 from gpmil.models import saved_checks
 from gpmil.models.base import (
     BagClassifier,
@@ -34,6 +32,8 @@ from gpmil.models.base import (
     training_labels,
 )
 from gpmil.models.checks import count, generator, number, one_of, plain, require_numbers
+from gpmil.process import features
+from gpmil.process.features import FeatureMap
 
 logger = logging.getLogger("gpmil")
 

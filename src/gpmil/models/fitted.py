@@ -11,14 +11,11 @@ from jaxtyping import Float
 from scipy.special import ndtr, ndtri
 from sklearn.utils.validation import check_is_fitted
 
-from gpmil.decide import calibration
-from gpmil.inference import leave_out
-from gpmil.moments import orthant
+from gpmil.coupling.operator import dense_parts, parts, sparse_precision
 from gpmil.data.bags import Bags
+from gpmil.decide import calibration
 from gpmil.decide.calibration import ReferRule
-from gpmil.coupling.operator import dense_parts
-from gpmil.coupling.operator import parts
-from gpmil.coupling.operator import sparse_precision
+from gpmil.inference import leave_out
 from gpmil.models.base import (
     InstancePredictions,
     Predictions,
@@ -29,14 +26,10 @@ from gpmil.models.base import (
 from gpmil.models.checks import count, one_of, require_numbers, share
 from gpmil.models.saved import Saved
 from gpmil.models.saved_checks import COUPLED_NUMBERS
+from gpmil.moments import orthant
 from gpmil.moments.orthant import Expansion
-from gpmil.moments.orthant_large import LargeSlide
-from gpmil.moments.orthant_large import log_orthant_large
-from gpmil.process.sparse_gp import Posterior
-from gpmil.process.sparse_gp import Predictor
-from gpmil.process.sparse_gp import SparseGP
-from gpmil.process.sparse_gp import joint
-from gpmil.process.sparse_gp import marginal
+from gpmil.moments.orthant_large import LargeSlide, log_orthant_large
+from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, joint, marginal
 
 logger = logging.getLogger("gpmil")
 CPU = torch.device("cpu")

@@ -11,11 +11,9 @@ from jaxtyping import Float, Int
 from scipy.special import ndtri
 from torch import Tensor
 
-from gpmil.inference import tuning
 from gpmil.data.bags import Bags
-from gpmil.inference.tuning import Cohort
-from gpmil.inference.tuning import Space
-from gpmil.inference.tuning import StoredRows
+from gpmil.inference import tuning
+from gpmil.inference.tuning import Cohort, Space, StoredRows
 
 logger = logging.getLogger("gpmil")
 

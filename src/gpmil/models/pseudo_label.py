@@ -18,9 +18,9 @@ from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 
-from gpmil.files import persistence
 from gpmil.data.bags import Bags
 from gpmil.data.graphs import bag_index
+from gpmil.files import persistence
 from gpmil.models import saved_checks
 from gpmil.models.base import (
     BagClassifier,

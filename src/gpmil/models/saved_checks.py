@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from gpmil.decide.calibration import SlideCalibrator
 from gpmil.coupling.operator import check_strength
+from gpmil.decide.calibration import SlideCalibrator
+from gpmil.files.persistence import ARRAYS, CARD
 from gpmil.models.checks import count, flag, is_number, number, one_of
-from gpmil.files.persistence import ARRAYS
-from gpmil.files.persistence import CARD
 from gpmil.process.sparse_gp import KERNELS
 
 Shape = tuple[str | int, ...]

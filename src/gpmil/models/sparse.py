@@ -12,15 +12,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from gpmil.process.features import FeatureMap
-from gpmil.process.features import Rows
-from gpmil.process.inducing import kmeans_by_class
 from gpmil.models.base import BagClassifier
 from gpmil.models.checks import check_inducing, check_lengths, generator
-from gpmil.process.sparse_gp import Kernel
-from gpmil.process.sparse_gp import Posterior
-from gpmil.process.sparse_gp import Predictor
-from gpmil.process.sparse_gp import SparseGP
+from gpmil.process.features import FeatureMap, Rows
+from gpmil.process.inducing import kmeans_by_class
+from gpmil.process.sparse_gp import Kernel, Posterior, Predictor, SparseGP
 
 Model = TypeVar("Model", bound="SparseGPModel")
 

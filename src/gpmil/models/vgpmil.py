@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from sklearn.exceptions import ConvergenceWarning
 
-from gpmil.inference import logistic
 from gpmil.data.bags import Bags
-from gpmil.process.features import ROWS
+from gpmil.inference import logistic
 from gpmil.models.base import (
     InstancePredictions,
     Predictions,
@@ -31,6 +30,7 @@ from gpmil.models.checks import (
     word_or_number,
 )
 from gpmil.models.saved import Saved
+from gpmil.process.features import ROWS
 from gpmil.process.sparse_gp import KERNELS
 from gpmil.warn import warn_caller
 

@@ -18,15 +18,12 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from gpmil import distributed
-from gpmil.inference import evidence
-from gpmil.process import features
-from gpmil.inference import solvers as inference
-from gpmil.inference import leave_out
-from gpmil.inference import tuning
+from gpmil.coupling.operator import check_strength, dense_parts
 from gpmil.data.bags import Bags
-from gpmil.coupling.operator import check_strength
-from gpmil.coupling.operator import dense_parts
 from gpmil.distributed import Facts
+from gpmil.inference import evidence, leave_out, tuning
+from gpmil.inference import solvers as inference
+from gpmil.inference.pieces import STORES
 from gpmil.models import learning
 from gpmil.models.base import (
     cohort_card,
@@ -45,10 +42,8 @@ from gpmil.models.checks import (
 )
 from gpmil.models.cross_fit import CrossFit, planned_folds, suspicion
 from gpmil.models.fitted import FittedGP
-from gpmil.inference.pieces import STORES
-from gpmil.process.sparse_gp import Kernel
-from gpmil.process.sparse_gp import Posterior
-from gpmil.process.sparse_gp import SparseGP
+from gpmil.process import features
+from gpmil.process.sparse_gp import Kernel, Posterior, SparseGP
 from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")

@@ -1,6 +1,6 @@
 """Truncated moments of coupled patches: q(m_b) is N(mu_b, Sigma_b) cut by the bag's label.
 
-The paper replaces Sigma_b by its diagonal here. EP (`gpmil.moments.ep`) keeps all of it: with mhat, V and
+The paper replaces Sigma_b by its diagonal here. EP (`moments.ep`) keeps all of it: with mhat, V and
 l = log P_EP(all m < 0) of a bag, and d = mu - mhat,
 
     negative bag   E = mhat           log Z = l             dE/dmu = V P
@@ -22,20 +22,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpmil.coupling import operator as coupling
-from gpmil.coupling.operator import Banded
-from gpmil.coupling.operator import Dense
-from gpmil.coupling.operator import Identity
-from gpmil.moments.ep import MAX_ITER
-from gpmil.moments.ep import Anderson
-from gpmil.moments.ep import Cavity
-from gpmil.moments.ep import Gauss
-from gpmil.moments.ep import Sites
-from gpmil.moments.ep import cavities
-from gpmil.moments.ep import ep
-from gpmil.moments.ep import new_sites
-from gpmil.moments.ep import site_terms
-from gpmil.moments.truncated import log_not
-from gpmil.moments.truncated import moments
+from gpmil.coupling.operator import Banded, Dense, Identity
+from gpmil.moments.ep import (
+    MAX_ITER,
+    Anderson,
+    Cavity,
+    Gauss,
+    Sites,
+    cavities,
+    ep,
+    new_sites,
+    site_terms,
+)
+from gpmil.moments.truncated import log_not, moments
 
 TOLERANCE = 1e-9  # of the sites' last change; what is left is a small part of it
 RARE = math.log(1e-7)  # log sum_j Phi(t_j) below which a positive bag has one positive patch

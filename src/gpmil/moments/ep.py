@@ -14,10 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpmil.moments.truncated import SERIES
-from gpmil.moments.truncated import excess
-from gpmil.moments.truncated import hazard
-from gpmil.moments.truncated import variance_ratio
+from gpmil.moments.truncated import SERIES, excess, hazard, variance_ratio
 
 TOLERANCE = 1e-6
 MAX_ITER = 200

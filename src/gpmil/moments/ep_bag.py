@@ -15,13 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpmil.fast import compiled
-from gpmil.moments.ep import DEEP
-from gpmil.moments.ep import DEPTH
-from gpmil.moments.ep import EPS
-from gpmil.moments.ep import FIRST_SHARE
-from gpmil.moments.ep import MAX_ITER
-from gpmil.moments.ep import SHARE_OF_C3
-from gpmil.moments.ep import WEAK
+from gpmil.moments.ep import DEEP, DEPTH, EPS, FIRST_SHARE, MAX_ITER, SHARE_OF_C3, WEAK
 
 ROUGH = 10.0  # times the tolerance: sites further away than this are refined in float32
 NOISE = 1e-4  # relative changes of the sites below which float32 might go on for ever

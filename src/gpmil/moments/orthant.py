@@ -29,11 +29,8 @@ from scipy.stats import qmc
 from torch import Tensor
 
 from gpmil.moments import ep_bag
-from gpmil.moments.ep import EP
-from gpmil.moments.ep import ep
-from gpmil.moments.ep import padded
-from gpmil.moments.truncated import hazard
-from gpmil.moments.truncated import log_not
+from gpmil.moments.ep import EP, ep, padded
+from gpmil.moments.truncated import hazard, log_not
 from gpmil.warn import warn_caller
 
 GENZ_LIMIT = 2_000

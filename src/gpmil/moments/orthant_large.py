@@ -9,7 +9,7 @@ and to compute the Gaussian integral once more with the exact S. With T the prec
     (T^-1 + S)^-1 = P (P T^-1 P + P + V)^-1 P,
     log|I + T^.5 S T^.5| = sum log tau - 2 log|P| + log|P T^-1 P + P + V|:
 
-one dense Cholesky factorisation and no solve with Sigma. Dense EP (`gpmil.moments.orthant.log_orthant`)
+one dense Cholesky factorisation and no solve with Sigma. Dense EP (`orthant.log_orthant`)
 is simpler, and faster below some 1,500 patches or on a GPU.
 """
 
@@ -24,20 +24,18 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from gpmil.coupling.operator import Banded
-from gpmil.moments.ep import SHARE_OF_C3
-from gpmil.moments.ep import Anderson
-from gpmil.moments.ep import Cavity
-from gpmil.moments.ep import Gauss
-from gpmil.moments.ep import Sites
-from gpmil.moments.ep import cavities
-from gpmil.moments.ep import cumulants
-from gpmil.moments.ep import new_sites
-from gpmil.moments.ep import site_terms
-from gpmil.moments.orthant import Expansion
-from gpmil.moments.orthant import LogProbability
-from gpmil.moments.orthant import log_union
-from gpmil.moments.orthant import relevant
-from gpmil.moments.orthant import settle
+from gpmil.moments.ep import (
+    SHARE_OF_C3,
+    Anderson,
+    Cavity,
+    Gauss,
+    Sites,
+    cavities,
+    cumulants,
+    new_sites,
+    site_terms,
+)
+from gpmil.moments.orthant import Expansion, LogProbability, log_union, relevant, settle
 from gpmil.warn import warn_caller
 
 Rows = Callable[[Int[Tensor, " k"]], Float[Tensor, "k n"]]

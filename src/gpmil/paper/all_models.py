@@ -7,12 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpmil.show import plots
-from gpmil.decide.metrics import Estimate
-from gpmil.decide.metrics import bag_metrics
-from gpmil.decide.metrics import patch_metrics
+from gpmil.decide.metrics import Estimate, bag_metrics, patch_metrics
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.results import Results, Run
+from gpmil.show import plots
 from gpmil.show.report import Table
 
 SLIDE = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss"}

@@ -10,8 +10,8 @@ import numpy as np
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from gpmil import io, simulate
-from gpmil.data.checks import listed
 from gpmil.data.bags import Bags
+from gpmil.data.checks import listed
 from gpmil.io import formats, plain, tables
 from gpmil.io.labels import column_of, key, read_table
 

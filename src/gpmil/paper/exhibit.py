@@ -8,9 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gpmil.show import plots
-from gpmil.show.report import Picture
-from gpmil.show.report import Section
-from gpmil.show.report import Table
+from gpmil.show.report import Picture, Section, Table
 
 DIGITS = "%.6g"  # of numbers in csv files
 

@@ -10,10 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 
 from gpmil.paper.exhibit import Exhibit
-from gpmil.show.plots import FONT
-from gpmil.show.plots import INK
-from gpmil.show.plots import MUTED
-from gpmil.show.plots import new_figure
+from gpmil.show.plots import FONT, INK, MUTED, new_figure
 
 PLACES = {"u": 3.2, "f": 4.55, "m": 5.65, "h": 5.65, "y": 6.85}  # of the nodes, from the left
 OBSERVED = "#c8c8c8"

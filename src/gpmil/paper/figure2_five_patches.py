@@ -9,15 +9,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 
 from gpmil.coupling.operator import Coupling
-from gpmil.data.graphs import adjacency_from_coords
-from gpmil.data.graphs import laplacian
+from gpmil.data.graphs import adjacency_from_coords, laplacian
 from gpmil.paper.exhibit import Exhibit
-from gpmil.show.plots import FONT
-from gpmil.show.plots import INK
-from gpmil.show.plots import MUTED
-from gpmil.show.plots import NEGATIVE
-from gpmil.show.plots import POSITIVE
-from gpmil.show.plots import new_figure
+from gpmil.show.plots import FONT, INK, MUTED, NEGATIVE, POSITIVE, new_figure
 
 COORDS = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])  # P1, ..., P5
 OFFSETS = np.array([0, len(COORDS)])

@@ -11,10 +11,7 @@ from PIL import Image
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.patch_rows import Row, patch_rows, short
 from gpmil.paper.results import Results
-from gpmil.show.plots import FONT
-from gpmil.show.plots import INK
-from gpmil.show.plots import MUTED
-from gpmil.show.plots import new_figure
+from gpmil.show.plots import FONT, INK, MUTED, new_figure
 
 EACH = 2  # patches of a class
 CLASSES = ((1, "cancerous"), (0, "non-cancerous"))

@@ -6,7 +6,6 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpmil.show import plots
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.patch_rows import (
     RIGHT,
@@ -19,6 +18,7 @@ from gpmil.paper.patch_rows import (
     without_patches,
 )
 from gpmil.paper.results import Results
+from gpmil.show import plots
 
 MOST = 6  # slides, as many as the paper has
 TICKS = (0.0, 0.1, 0.5, 1.0)

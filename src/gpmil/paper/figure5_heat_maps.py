@@ -11,7 +11,6 @@ from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from PIL import Image
 
-from gpmil.show import heatmaps
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.figure3_example_patches import slide_image
 from gpmil.paper.methods import DEFAULT, key_of
@@ -25,10 +24,8 @@ from gpmil.paper.patch_rows import (
     without_patches,
 )
 from gpmil.paper.results import Results
-from gpmil.show.plots import FONT
-from gpmil.show.plots import INK
-from gpmil.show.plots import MUTED
-from gpmil.show.plots import new_figure
+from gpmil.show import heatmaps
+from gpmil.show.plots import FONT, INK, MUTED, new_figure
 
 NUMBER, SLUG, TITLE = "Figure 5", "figure5_heat_maps", "Where cancer is predicted: heat maps"
 PANEL = 1.95  # width in inches

@@ -10,13 +10,7 @@ from gpmil.data.bags import Bags
 from gpmil.paper import reported
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.results import Results
-from gpmil.show.plots import FONT
-from gpmil.show.plots import INK
-from gpmil.show.plots import MUTED
-from gpmil.show.plots import NEGATIVE
-from gpmil.show.plots import POSITIVE
-from gpmil.show.plots import new_figure
-from gpmil.show.plots import style
+from gpmil.show.plots import FONT, INK, MUTED, NEGATIVE, POSITIVE, new_figure, style
 
 REPORTED_VGPMIL = reported.numbers()["figure6"]["vgpmil"]  # its figure has no other number
 OFF_AXIS = 1.5  # times the largest of the others: VGPMIL becomes a note

@@ -20,9 +20,7 @@ from gpmil.paper import (
 )
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.results import Results
-from gpmil.show.report import Section
-from gpmil.show.report import Table
-from gpmil.show.report import page
+from gpmil.show.report import Section, Table, page
 
 TITLE = "Instance label correlation in multiple instance learning: the experiments, made anew"
 

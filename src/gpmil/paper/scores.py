@@ -13,10 +13,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
-from gpmil.show import plots
 from gpmil.paper import reported
 from gpmil.paper.methods import Method
 from gpmil.paper.results import Results, Run
+from gpmil.show import plots
 from gpmil.show.report import Table
 
 METRICS = {"accuracy": "accuracy", "precision": "precision", "recall": "recall", "f1": "F1"}

@@ -21,8 +21,8 @@ from sklearn.model_selection import GridSearchCV
 from threadpoolctl import threadpool_limits
 
 from gpmil import __version__
-from gpmil.decide import calibration
 from gpmil.data.bags import Bags
+from gpmil.decide import calibration
 from gpmil.models.base import BagClassifier, log_odds
 from gpmil.paper.cohorts import Cohort
 from gpmil.paper.methods import Method

@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from gpmil.decide.metrics import false_discovery_rate
-from gpmil.decide.metrics import within_bag_auc
+from gpmil.decide.metrics import false_discovery_rate, within_bag_auc
 from gpmil.paper import scores
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.methods import COUPLINGS, key_of

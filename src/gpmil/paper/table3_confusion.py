@@ -5,11 +5,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpmil.show import plots
 from gpmil.paper import reported
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.methods import COUPLINGS, key_of
 from gpmil.paper.results import Results
+from gpmil.show import plots
 from gpmil.show.report import Table
 
 KEYS = ("vgpmil", "pr", *map(key_of, COUPLINGS), "tuned")

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gpmil.show import plots
 from gpmil.paper import reported, scores
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.results import Results
+from gpmil.show import plots
 from gpmil.show.report import Table
 
 

@@ -14,9 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpmil.process.features import FeatureMap
-from gpmil.process.features import Rows
 from gpmil.fast.lanes import in_lanes
+from gpmil.process.features import FeatureMap, Rows
 
 logger = logging.getLogger("gpmil")
 POINTS_PER_CENTRE = 256  # more change the inertia by less than one per cent

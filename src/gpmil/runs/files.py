@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from gpmil.files.foreign import BadFile
-from gpmil.files.foreign import read_json
-from gpmil.files.foreign import reading
+from gpmil.files.foreign import BadFile, read_json, reading
 
 FARTHEST = 1e10  # positions, whatever their unit: slides have some 1e5 pixels
 STEPS = (1e-6, FARTHEST)  # distances of patches, and their sides

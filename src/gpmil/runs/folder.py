@@ -40,19 +40,16 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from gpmil.data import classes
-from gpmil.decide import metrics
-from gpmil.runs import files as run_files
 from gpmil.data.bags import Bags
+from gpmil.decide import metrics
 from gpmil.decide.calibration import ReferRule
+from gpmil.files.persistence import swap, written_by_someone
 from gpmil.models import BagClassifier, InstancePredictions
 from gpmil.models.base import log_odds
 from gpmil.models.checks import count, share
 from gpmil.models.fitted import FittedGP
-from gpmil.files.persistence import swap
-from gpmil.files.persistence import written_by_someone
-from gpmil.show.report import CARD
-from gpmil.show.report import FORMAT
-from gpmil.show.report import check_target
+from gpmil.runs import files as run_files
+from gpmil.show.report import CARD, FORMAT, check_target
 
 logger = logging.getLogger("gpmil")
 

@@ -13,17 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil.show import heatmaps
-from gpmil.show import plots
-from gpmil.runs import files as run_files
-from gpmil.runs import labels as run_labels
-from gpmil.runs import folder as runs
 from gpmil.data.checks import count
 from gpmil.models import BagClassifier, load
-from gpmil.show.report import Picture
-from gpmil.show.report import Section
-from gpmil.show.report import Table
-from gpmil.show.report import page
+from gpmil.runs import files as run_files
+from gpmil.runs import folder as runs
+from gpmil.runs import labels as run_labels
+from gpmil.show import heatmaps, plots
+from gpmil.show.report import Picture, Section, Table, page
 
 REPORT = "report.html"
 SHOWN_ERRORS = 6  # slides with heat maps

@@ -28,19 +28,13 @@ from rich.console import Console
 from rich.progress import track
 
 from gpmil import __version__
+from gpmil.data.graphs import infer_step
+from gpmil.files.foreign import BadFile, reading
+from gpmil.files.persistence import written_by_someone
 from gpmil.runs import files as run_files
 from gpmil.show import slides
-from gpmil.files.foreign import BadFile
-from gpmil.files.foreign import reading
-from gpmil.data.graphs import infer_step
-from gpmil.files.persistence import written_by_someone
 from gpmil.show.qupath import Patches
-from gpmil.show.report import CARD
-from gpmil.show.report import FORMAT
-from gpmil.show.report import MADE
-from gpmil.show.report import PARTIAL
-from gpmil.show.report import check_target
-from gpmil.show.report import write_json
+from gpmil.show.report import CARD, FORMAT, MADE, PARTIAL, check_target, write_json
 from gpmil.show.slides import SlideInfo
 
 ENDING = ".csv.gz"

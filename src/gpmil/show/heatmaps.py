@@ -26,13 +26,39 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from gpmil.data.graphs import grid_edges
-from gpmil.show.plots import DPI
-from gpmil.show.plots import FONT
-from gpmil.show.plots import INK
-from gpmil.show.plots import MUTED
-from gpmil.show.plots import new_figure
-from gpmil.show.slides import Extent
-from gpmil.show.slides import Thumbnail
+from gpmil.show.plots import DPI, FONT, INK, MUTED, new_figure
+from gpmil.show.slides import Extent, Thumbnail
+
+__all__ = [
+    "BENIGN",
+    "FAINTEST",
+    "FINE",
+    "MALIGNANT",
+    "MOST_PIXELS",
+    "ON_LATTICE",
+    "OUTLINE",
+    "OVER_SLIDE",
+    "PROBABILITY",
+    "SLIVER",
+    "UNCERTAINTY",
+    "UNKNOWN",
+    "Coords",
+    "Layout",
+    "SlideMaps",
+    "Uncertainty",
+    "Values",
+    "comparison",
+    "draw",
+    "draw_slide",
+    "draw_truth",
+    "heatmap",
+    "lay_out",
+    "opacity",
+    "outline",
+    "outline_flags",
+    "round_length",
+    "sharp_dpi",
+]
 
 PROBABILITY = "viridis"
 UNCERTAINTY = "cividis"

@@ -20,6 +20,31 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from gpmil.decide.metrics import reliability_curve
 
+__all__ = [
+    "CLASSES",
+    "DPI",
+    "FONT",
+    "GRID",
+    "INK",
+    "MUTED",
+    "NEGATIVE",
+    "POSITIVE",
+    "SERIES",
+    "SETTINGS",
+    "Drawing",
+    "Labels",
+    "Scores",
+    "lesion_sizes",
+    "new_figure",
+    "png",
+    "reliability",
+    "roc",
+    "score_histograms",
+    "sorted_patches",
+    "style",
+    "tuning",
+]
+
 # --- Colours (Okabe and Ito: told apart by colour-blind readers too) and sizes --------------------
 INK = "#222222"
 MUTED = "#6b6b6b"

@@ -19,6 +19,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
+__all__ = [
+    "DIGITS",
+    "FLAGGED",
+    "FLAG_COLOURS",
+    "NOT_FLAGGED",
+    "SCALE",
+    "Patches",
+    "patches_of",
+    "to_bytes",
+    "to_geojson",
+    "write",
+]
+
 if TYPE_CHECKING:  # torch is not needed to write a file
     from gpmil.models.base import InstancePredictions
 

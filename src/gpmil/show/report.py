@@ -18,8 +18,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gpmil.files.persistence import swap
-from gpmil.files.persistence import written_by_someone
+from gpmil.files.persistence import swap, written_by_someone
 
 RESEARCH = "For research, not a medical device."
 CARD, FORMAT = "config.json", "gpmil-run"

@@ -17,6 +17,18 @@ from PIL import Image
 
 from gpmil import extras
 
+__all__ = [
+    "BLOCK",
+    "EXTENSIONS",
+    "LONGEST",
+    "Extent",
+    "SlideInfo",
+    "Thumbnail",
+    "describe",
+    "find",
+    "thumbnail",
+]
+
 EXTENSIONS = (
     *(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide"),
     *(".czi", ".dcm", ".zvi", ".png", ".jpg", ".jpeg"),

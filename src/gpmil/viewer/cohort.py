@@ -22,13 +22,11 @@ import pandas as pd
 
 from gpmil import __version__
 from gpmil.files import persistence
+from gpmil.files.foreign import BadFile, read_json
 from gpmil.runs import files as run_files
 from gpmil.runs import labels as run_labels
 from gpmil.show import slides
-from gpmil.files.foreign import BadFile
-from gpmil.files.foreign import read_json
-from gpmil.show.report import CARD
-from gpmil.show.report import FORMAT
+from gpmil.show.report import CARD, FORMAT
 
 logger = logging.getLogger("gpmil")
 

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from gpmil.decide import metrics
-from gpmil.runs import files as run_files
 from gpmil.files.foreign import BadFile
+from gpmil.runs import files as run_files
 from gpmil.viewer.cohort import METRICS, Missing, Run
 
 THRESHOLD = 0.5

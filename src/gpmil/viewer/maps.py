@@ -21,11 +21,10 @@ from matplotlib import colormaps
 from PIL import Image
 from scipy.spatial import cKDTree
 
-from gpmil.show import qupath
-from gpmil.runs import files as run_files
-from gpmil.files.foreign import BadFile
-from gpmil.files.foreign import reading
 from gpmil.data.graphs import infer_step
+from gpmil.files.foreign import BadFile, reading
+from gpmil.runs import files as run_files
+from gpmil.show import qupath
 from gpmil.show.slides import SlideInfo
 from gpmil.viewer.cohort import Cohort, Missing, Run, as_dict
 from gpmil.viewer.store import Store

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num
 
-from gpmil.files import persistence
 from gpmil.data.checks import offsets_of
+from gpmil.files import persistence
 from gpmil.viewer.cohort import Cohort, Missing, Run, as_dict, found_again, model_folder
 from gpmil.viewer.maps import Maps, PatchMap
 
