@@ -212,7 +212,7 @@ def test_config_without_a_cache_says_so(place):
 # --- Killed and continued -------------------------------------------------------------------------
 KILLED = """
 import json, os, signal, sys
-from gpmil import runs
+from gpmil.runs import folder as runs
 from gpmil.cli import cv, main, predict
 
 runs.RESAMPLES, predict.write_report = 20, lambda folder: None
