@@ -1,4 +1,4 @@
-"""The pictures and numbers of docs/decisions.md: patch scores, p-values, marks and maps.
+"""The pictures and numbers of docs/explanation/decisions.md: scores, p-values, marks and maps.
 
     python benchmarks/decisions_picture.py --data FOLDER [--predictions FOLDER] [--out docs/images]
 

@@ -1,4 +1,4 @@
-"""The picture of docs/integrals.md: how far off the answers to the two integrals are.
+"""The picture of docs/explanation/integrals.md: how far off the answers to the two integrals are.
 
     python benchmarks/orthant_picture.py [--out docs/images/orthant_error.png]
 

@@ -1,4 +1,4 @@
-"""The picture of docs/tuning.md: what leave-one-bag-out and the evidence bound say of 36 settings.
+"""The picture of docs/explanation/tuning.md: leave-one-bag-out and evidence bound at 36 settings.
 
     python benchmarks/tuning_picture.py STUDY.json [--out docs/images/tuning.png]
 

@@ -130,7 +130,7 @@ def _paper(
     skip_bad: options.SkipBad = False,
     cache: options.Cache = None,
     images: Annotated[
-        Path | None, typer.Option(help="Folder with one image a slide, named like the slide.")
+        Path | None, typer.Option(help="Folder with one image per slide, named like the slide.")
     ] = None,
     panda: Annotated[
         str | None,
@@ -380,7 +380,7 @@ def _evaluate(
     exclude: options.Exclude = None,
     patient: options.PatientColumn = None,
     patch_labels: Annotated[
-        Path | None, typer.Option(help="Table with a row a patch: slide, x, y, label.")
+        Path | None, typer.Option(help="Table with one row per patch: slide, x, y, label.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="File to write; default: metrics.json of the run.")

@@ -32,7 +32,7 @@ READABLE = "Folder of feature files (TRIDENT, CLAM, STAMP, ...), a table or an n
 DataArgument = Annotated[Path, typer.Argument(help=READABLE, show_default=False)]
 MaybeData = Annotated[Path | None, typer.Argument(help=READABLE, show_default=False)]
 Labels = Annotated[
-    Path | None, typer.Option(help="Table with a row a slide: slide, label, maybe patient.")
+    Path | None, typer.Option(help="Table with one row per slide: slide, label, maybe patient.")
 ]
 SlideColumn = Annotated[str | None, typer.Option(help="Its column with the slide's name.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Its column with the label.")]

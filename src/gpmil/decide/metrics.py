@@ -9,8 +9,8 @@ refitted on other bags would vary.
   one) have the exact binomial interval of as many rows as theirs are worth; the AUC has DeLong's
   variance by patient, on the logit scale (`intervals`). 16 of 16 right is 1.000 (0.79 to
   1.00). In simulated cohorts of 16 to 100 bags 95 % intervals of shares held the truth in at least
-  94 %, of the AUC in 93 to 99 % (90 % with 10 positives among 100); see docs/decisions.md and
-  ``benchmarks/interval_coverage.py``.
+  94 %, of the AUC in 93 to 99 % (90 % with 10 positives among 100); see
+  docs/explanation/decisions.md and ``benchmarks/interval_coverage.py``.
 * All others have percentiles of a bootstrap: a resample draws patients with replacement, all bags
   of a patient together. From few patients these are too narrow. Where every resample gives the
   same 0 or 1 (an average precision of 1) the exact interval of as many patients takes their place.
