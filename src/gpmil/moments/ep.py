@@ -95,6 +95,33 @@ def padded(
     return torch.where(mask, mu, 0.0), torch.where(both, cov, eye), mask
 
 
+def check_gaussians(mu: Tensor, cov: Tensor, mask: Tensor) -> None:
+    """Raise ValueError, naming the bag, for what is not a mean and a covariance."""
+    empty = ~mask.any(-1)
+    if empty.any():
+        raise ValueError(f"expected at least one coordinate, found none in bag {_first(empty)}")
+    bad = (mask & ~mu.isfinite()).any(-1)
+    if not bool(cov.sum().isfinite()):  # padding may hold anything
+        both = mask[:, :, None] & mask[:, None, :]
+        bad |= (both & ~cov.isfinite()).any(-1).any(-1)
+    if bad.any():
+        raise ValueError(
+            "expected a finite mean and covariance, found entries that are NaN or infinite in bag "
+            f"{_first(bad)}: check the features and the kernel settings"
+        )
+    flat = mask & (cov.diagonal(dim1=-2, dim2=-1) <= 0)
+    if flat.any():
+        bag = _first(flat.any(-1))
+        raise ValueError(
+            f"expected positive variances, found a variance that is not at coordinate "
+            f"{_first(flat[bag])} of bag {bag}"
+        )
+
+
+def _first(flags: Bool[Tensor, " k"]) -> int:
+    return int(torch.nonzero(flags)[0])
+
+
 class Factors(NamedTuple):
     """B = I + T^.5 S T^.5 = L L', and what follows from it."""
 

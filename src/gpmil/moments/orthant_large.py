@@ -25,7 +25,8 @@ from torch import Tensor
 
 from gpmil.coupling.operator import Banded
 from gpmil.moments.ep import SHARE_OF_C3
-from gpmil.moments.orthant import Expansion, LogProbability, log_union, relevant, settle
+from gpmil.moments.orthant import Expansion, LogProbability, settle
+from gpmil.moments.sampling import log_union, relevant
 from gpmil.moments.sites import (
     Gauss,
     Sites,
