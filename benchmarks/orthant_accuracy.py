@@ -10,6 +10,7 @@ tilted sampler.
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -20,8 +21,12 @@ from scipy.sparse.linalg import splu
 from sklearn.cluster import KMeans
 
 from gpmil.moments.ep import ep
-from gpmil.moments.orthant import genz, log_orthant, log_union, tilted
+from gpmil.moments.orthant import log_orthant
 from gpmil.moments.orthant_large import log_orthant_large
+from gpmil.moments.sampling import log_union, tilted
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from oracles.genz import genz
 
 SETTINGS = {"paper": (1.0, 1.0, 0.0), "wide": (50.0, 4.0, -4.0)}
 COUPLINGS = (0.0, 0.5, 1.0, 5.0, 10.0)

@@ -21,7 +21,7 @@ from scipy.special import log_ndtr, ndtri_exp
 import gpmil
 from gpmil.coupling.operator import Dense, dense_parts, sparse_precision
 from gpmil.moments.ep import ep
-from gpmil.moments.orthant import tilted
+from gpmil.moments.sampling import tilted
 from gpmil.process.sparse_gp import joint
 from gpmil.show import plots
 

@@ -12,7 +12,7 @@ from synthetic import dense_graphs, pri, slide_coords, small_cohort, some_induci
 from gpmil.coupling import operator as coupling
 from gpmil.data import graphs
 from gpmil.inference import solvers as inference
-from gpmil.moments import coupled, orthant
+from gpmil.moments import coupled, sampling
 from gpmil.moments.coupled import CoupledMoments
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def test_means_against_long_sampling(strength, bar, shift):
     assert np.all(np.abs(E - expected) / sigma <= bar + 4 * error / sigma)
     # a positive bag: E = mu + P / (1 - P) (mu - E_neg), P from the sampler
     covariance = torch.from_numpy(np.linalg.inv(precision))
-    log_p, _ = orthant.tilted(torch.from_numpy(mu), covariance)
+    log_p, _ = sampling.tilted(torch.from_numpy(mu), covariance)
     r = np.exp(log_p) / -np.expm1(log_p)
     above, _ = expectations(one_bag(n, strength, True, seed=4)[0], mu)
     assert np.all(np.abs(above - mu - r * (mu - expected)) / sigma <= bar + 4 * r * error / sigma)

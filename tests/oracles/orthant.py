@@ -4,23 +4,9 @@ import math
 
 import mpmath
 import numpy as np
+import torch
 from scipy.special import log_ndtr, logsumexp, ndtri_exp
 from scipy.stats import norm
-
-
-def genz_loop(mu, cov, points):
-    """log mean of the separation-of-variables weights, a loop over points and coordinates."""
-    order = np.argsort(-mu / np.sqrt(np.diag(cov)), kind="stable")
-    mu, factor = mu[order], np.linalg.cholesky(cov[np.ix_(order, order)])
-    log_w = []
-    for u in points:
-        y, total = [], 0.0
-        for i in range(len(mu)):
-            b = -(mu[i] + sum(factor[i, j] * y[j] for j in range(i))) / factor[i, i]
-            total += log_ndtr(b)
-            y.append(ndtri_exp(math.log(u[i]) + log_ndtr(b)))
-        log_w.append(total)
-    return float(mpmath.log(mpmath.fsum(mpmath.exp(w) for w in log_w) / len(log_w)))
 
 
 def _log_integral(log_integrand, low, high):
@@ -133,6 +119,22 @@ def tilted_loop(tau, nu, mean, v, log_gauss, points):
             y.append((m - c) / s)
         log_w.append(total)
     return log_gauss + logsumexp(log_w) - math.log(len(log_w))
+
+
+def random_problem(n, seed, shift=0.0):
+    """A mean and a covariance without structure."""
+    rng = np.random.default_rng(seed)
+    a = rng.standard_normal((n, n + 2))
+    return rng.standard_normal(n) + shift, a @ a.T / n + 0.3 * np.eye(n)
+
+
+def tensors(mu, cov):
+    return torch.from_numpy(np.asarray(mu)), torch.from_numpy(np.asarray(cov))
+
+
+def batch(mu, cov):
+    """One bag as a batch."""
+    return tuple(x[None] for x in tensors(mu, cov))
 
 
 def slide_parts(

@@ -1,7 +1,7 @@
 """The vector arithmetic of expectation propagation in one bag, between its factorisations.
 
-See ep_bag.py, and ep.py for the same in torch. An iteration takes some hundred operations on
-vectors of the length of a bag, which cost more to call one by one than to do.
+See ep_bag.py, and moments/sites.py for the same in torch. An iteration takes some hundred
+operations on vectors of the length of a bag, which cost more to call one by one than to do.
 """
 
 import math

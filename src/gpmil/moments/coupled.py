@@ -13,6 +13,7 @@ next mu is near the last one. Small bags go together as matrices, a large one on
 """
 
 import math
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,17 +24,8 @@ from torch import Tensor
 
 from gpmil.coupling import operator as coupling
 from gpmil.coupling.operator import Banded, Dense, Identity
-from gpmil.moments.ep import (
-    MAX_ITER,
-    Anderson,
-    Cavity,
-    Gauss,
-    Sites,
-    cavities,
-    ep,
-    new_sites,
-    site_terms,
-)
+from gpmil.moments.ep import ep
+from gpmil.moments.sites import Gauss, Sites, first_sites, fixed_point, site_terms
 from gpmil.moments.truncated import log_not, moments
 
 TOLERANCE = 1e-9  # of the sites' last change; what is left is a small part of it
@@ -196,13 +188,17 @@ class _Large:
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
         mask = torch.ones(1, len(mu), dtype=torch.bool, device=mu.device)
-        gauss, sites = self._ep(mu, mask)
+        variance = self.variance[None]
+        start = self.sites or first_sites(mu[None], variance, mask)
+        step = partial(self._gaussian_step, mu)
+        _, sites, gauss, converged = fixed_point(step, start, variance, mask, tol=TOLERANCE)
+        self.unsettled = int(not bool(converged))
         log_p = gauss.log_gauss + site_terms(gauss, sites, mask).sum(-1)
         self.sites = sites if bool(torch.isfinite(log_p)) else None
         self.d = mu - gauss.mean[0]
         if not self.positive:
             return gauss.mean[0], log_p
-        self.up = up = _positive(log_p, mu[None], self.variance.sqrt()[None], mask)
+        self.up = up = _positive(log_p, mu[None], variance.sqrt(), mask)
         rare = mu + self.part.apply(up.pull[0][:, None])[:, 0]
         return torch.where(up.rare, rare, mu + up.r * self.d), up.log_z
 
@@ -216,23 +212,6 @@ class _Large:
         Wd = W.mT @ self.d
         left = (1 + up.r) * H - up.r * self.factor.apply(W)
         return W.mT @ left - up.r * (1 + up.r) * Wd[:, None] * Wd
-
-    def _ep(self, mu: Float[Tensor, " n"], mask: Tensor) -> tuple[Gauss, Sites]:
-        n = len(mu)
-        sd = self.variance.sqrt()
-        unit = torch.cat([self.variance, sd])[None]
-        first = self.sites or new_sites(Cavity((mu / sd)[None], self.variance[None]), mask)
-        x = torch.cat(first, dim=-1) * unit
-        anderson = Anderson(1, 2 * n, mu)
-        for _ in range(MAX_ITER):
-            sites = Sites(*(x / unit).split(n, dim=-1))
-            gauss = self._gaussian_step(mu, sites)
-            f = torch.cat(new_sites(cavities(gauss, sites), mask), dim=-1) * unit - x
-            self.unsettled = int(not bool(f.abs().max() <= TOLERANCE * x.abs().max()))
-            if not self.unsettled:
-                break
-            x = anderson.step(x, f, n)
-        return gauss, sites
 
     def _gaussian_step(self, mu: Float[Tensor, " n"], sites: Sites) -> Gauss:
         """N(mu, Sigma) times the sites, on P + T: mhat = mu + V d, V = (P + T)^-1."""

@@ -3,8 +3,8 @@
 ep.py works on batches of padded bags in torch, for GPUs and wherever sites, means and covariances
 are wanted as well. Large bags gain nothing from batches on a CPU: here a bag is taken through all
 of its iterations while its matrices are in the cache, without padding, and with the vector
-arithmetic compiled (kernels/sites.py). The first iterations, whose sites will change anyway,
-factor in float32. What a bag gets does not depend on others to the last bit.
+arithmetic compiled (fast/sites.py). The first iterations, whose sites will change anyway, factor
+in float32. What a bag gets does not depend on others to the last bit.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpmil.fast import compiled
-from gpmil.moments.ep import DEEP, DEPTH, EPS, FIRST_SHARE, MAX_ITER, SHARE_OF_C3, WEAK
+from gpmil.moments.ep import DEEP, EPS, FIRST_SHARE, SHARE_OF_C3
+from gpmil.moments.sites import DEPTH, MAX_ITER, WEAK
 
 ROUGH = 10.0  # times the tolerance: sites further away than this are refined in float32
 NOISE = 1e-4  # relative changes of the sites below which float32 might go on for ever
@@ -46,7 +47,11 @@ def log_p(
 
 
 def _iterate(bag: "_Bag", tol: float, max_iter: int) -> LogP | None:
-    """To the fixed point of the sites; None where they leave the range of the compiled steps."""
+    """To the fixed point of the sites; None where they leave the range of the compiled steps.
+
+    A loop of its own, the twin of `sites.fixed_point`: cavities, new sites and the test for
+    convergence are one compiled call, precision changes on the way, and a bag may give up.
+    """
     if not bag.in_range:
         return None
     anderson = Anderson(bag.unit, bag.kernel)
@@ -121,7 +126,10 @@ class _Bag:
 
 
 class Anderson:
-    """Anderson acceleration as in ep.py, for one bag: what it remembers are rows."""
+    """The compiled twin of `sites.Anderson`, for one bag: what it remembers are rows.
+
+    On so few numbers torch spends its time on calls: a step takes five times as long, or more.
+    """
 
     def __init__(self, unit: Float[np.ndarray, " k"], kernel: Any) -> None:
         self.dx, self.df = np.zeros((DEPTH, len(unit))), np.zeros((DEPTH, len(unit)))

@@ -24,18 +24,18 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from gpmil.coupling.operator import Banded
-from gpmil.moments.ep import (
-    SHARE_OF_C3,
-    Anderson,
-    Cavity,
+from gpmil.moments.ep import SHARE_OF_C3
+from gpmil.moments.orthant import Expansion, LogProbability, settle
+from gpmil.moments.sampling import log_union, relevant
+from gpmil.moments.sites import (
     Gauss,
     Sites,
     cavities,
     cumulants,
-    new_sites,
+    first_sites,
+    fixed_point,
     site_terms,
 )
-from gpmil.moments.orthant import Expansion, LogProbability, log_union, relevant, settle
 from gpmil.warn import warn_caller
 
 Rows = Callable[[Int[Tensor, " k"]], Float[Tensor, "k n"]]
@@ -331,34 +331,25 @@ def pivoted_cholesky(
 def _iterate(
     problem: _Problem, mu: Float[Tensor, " n"], variance: Float[Tensor, " n"]
 ) -> tuple[Sites, Gauss, bool]:
-    """EP with Anderson acceleration; sites and Gaussian in the caller's order of instances."""
-    n = len(mu)
-    mu, variance = mu[problem.order], variance[problem.order]
-    unit = torch.cat([variance, variance.sqrt()])[None]
-    inside = torch.ones(1, n, dtype=torch.bool)
-    start = new_sites(Cavity((mu / variance.sqrt())[None], variance[None]), inside)
-    x = _floored(torch.cat(start, dim=-1) * unit, n)
-    anderson = Anderson(1, 2 * n, mu)
-    for _ in range(MAX_ITER):
-        sites = Sites(*(x / unit).split(n, dim=-1))
-        gauss = problem.step(mu, sites).gauss
-        new = torch.cat(new_sites(cavities(gauss, sites), inside), dim=-1) * unit
-        f = _floored(new, n) - x
-        converged = bool(f.abs().max() <= TOLERANCE * x.abs().max())
-        if converged:
-            break
-        x = _floored(anderson.step(x, f, n), n)
+    """EP on the simpler V; sites and Gaussian in the caller's order of instances."""
+    mu, variance = mu[problem.order], variance[problem.order][None]
+    inside = torch.ones_like(variance, dtype=torch.bool)
+    _, sites, gauss, converged = fixed_point(
+        lambda sites: problem.step(mu, sites).gauss,
+        first_sites(mu[None], variance, inside),
+        variance,
+        inside,
+        tol=TOLERANCE,
+        max_iter=MAX_ITER,
+        floor=FLOOR,
+    )
     back = torch.argsort(problem.order)
     mean, var, left = (field[:, back] for field in (gauss.mean, gauss.var, gauss.left))
     return (
         Sites(sites.tau[:, back], sites.nu[:, back]),
         Gauss(mean, var, left, gauss.log_gauss),
-        converged,
+        bool(converged),
     )
-
-
-def _floored(x: Float[Tensor, "1 k"], n: int) -> Float[Tensor, "1 k"]:
-    return torch.cat([x[:, :n].clamp(min=FLOOR), x[:, n:]], dim=-1)
 
 
 def _corrections(
