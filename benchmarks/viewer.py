@@ -26,7 +26,8 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from gpmil.runs import folder as runs
+from gpmil.runs.files import PATCHES, PREDICTIONS, patch_file
+from gpmil.runs.workspace import csv_bytes
 
 N_SLIDES, LARGE, SMALL = 10_500, 100_000, 105
 CLIENTS = 50
@@ -39,24 +40,24 @@ def patches(n: int, rng: np.random.Generator, side: int) -> bytes:
     for name in ("probability", "sd", "p_value"):
         frame[name] = rng.random(n)
     frame["flagged"] = (frame["p_value"] < 0.1).astype(int)
-    return gzip.compress(runs.csv_bytes(frame), compresslevel=1, mtime=0)
+    return gzip.compress(csv_bytes(frame), compresslevel=1, mtime=0)
 
 
 def write_run(folder: Path, large_name: str) -> None:
     rng = np.random.default_rng(0)
     names = [large_name, *(f"slide-{k:05d}" for k in range(1, N_SLIDES))]
-    (folder / runs.PATCHES).mkdir(parents=True)
+    (folder / PATCHES).mkdir(parents=True)
     made = [patches(SMALL, rng, 12) for _ in range(40)]  # as many different ones are enough
     for k, name in enumerate(names):
         body = patches(LARGE, rng, 400) if k == 0 else made[k % len(made)]
-        (folder / runs.PATCHES / runs.patch_file(name)).write_bytes(body)
+        (folder / PATCHES / patch_file(name)).write_bytes(body)
     p = rng.random(N_SLIDES)
     table = pd.DataFrame({"slide": names, "patient": [f"p{k // 2}" for k in range(N_SLIDES)]})
     table["probability"], table["low"], table["high"] = p, p / 2, (1 + p) / 2
     table["log_odds"] = np.log(p / (1 - p))
     table["decision"] = np.where(rng.random(N_SLIDES) < 0.3, "refer", "accept")
     table["label"] = (rng.random(N_SLIDES) < p).astype(int)
-    (folder / runs.PREDICTIONS).write_bytes(runs.csv_bytes(table))
+    (folder / PREDICTIONS).write_bytes(csv_bytes(table))
     card = {"format": "gpmil-run", "command": "predict", "steps": dict.fromkeys(names, 256)}
     (folder / "config.json").write_text(json.dumps(card))
 

@@ -22,8 +22,8 @@ import pandas as pd
 import uvicorn
 from playwright.sync_api import Page, sync_playwright
 
-from gpmil.runs import folder as runs
-from gpmil.show.report import FORMAT
+from gpmil.runs.files import FORMAT, patch_file
+from gpmil.runs.workspace import csv_bytes
 from gpmil.viewer import serve
 
 STEP = 256
@@ -87,14 +87,14 @@ def write_run(folder: Path, n_slides: int, n_patches: int, rng: np.random.Genera
     table["decision"] = np.where(np.abs(probability - 0.5) < 0.1, "refer", "accept")
     table["label"] = rng.integers(0, 2, n_slides)
     (folder / "patches").mkdir(parents=True)
-    (folder / "predictions.csv").write_bytes(runs.csv_bytes(table))
+    (folder / "predictions.csv").write_bytes(csv_bytes(table))
     card = {"format": FORMAT, "command": "predict", "options": {"asked": {"rate": 0.1}}}
     (folder / "config.json").write_text(json.dumps(card | {"steps": dict.fromkeys(names, STEP)}))
     width = int(np.ceil(np.sqrt(n_patches * 1.3)))
     cells = np.column_stack(np.divmod(np.arange(n_patches), width))[:, ::-1]
     moved = cells * STEP + (cells[:, :1] // 40) * 100 + (cells[:, 1:] // 25) * 60
     for name, coords in (("lattice", cells * STEP), ("pieces", moved)):
-        write_patches(folder / "patches" / runs.patch_file(name), coords, rng)
+        write_patches(folder / "patches" / patch_file(name), coords, rng)
 
 
 def write_patches(file: Path, coords: np.ndarray, rng: np.random.Generator) -> None:
@@ -105,7 +105,7 @@ def write_patches(file: Path, coords: np.ndarray, rng: np.random.Generator) -> N
     table["sd"] = rng.uniform(0.2, 1.4, len(x))
     table["p_value"] = (1 - p) ** 8
     table["flagged"] = (table["p_value"] < 0.05).astype(int)
-    file.write_bytes(gzip.compress(runs.csv_bytes(table), 1, mtime=0))
+    file.write_bytes(gzip.compress(csv_bytes(table), 1, mtime=0))
 
 
 def described(times: list[float]) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil.runs import folder as runs
+from gpmil.runs.files import PATCHES, PREDICTIONS, patch_file
+from gpmil.runs.workspace import csv_bytes
 
 NASTY = '<img src=x onerror="alert(1)">'
 
@@ -58,15 +59,15 @@ def write_run(
                 rows.append(row | {"label": str(b % 2) if labels else ""})
     folder.mkdir(parents=True)
     rows[0]["low"] = rows[0]["high"] = np.nan  # a slide too large for an interval
-    (folder / runs.PREDICTIONS).write_bytes(runs.csv_bytes(pd.DataFrame(rows)))
+    (folder / PREDICTIONS).write_bytes(csv_bytes(pd.DataFrame(rows)))
     for k, coupling in enumerate(couplings or ("",)):
-        place = folder / runs.PATCHES / (f"coupling-{coupling}" if coupling else "")
+        place = folder / PATCHES / (f"coupling-{coupling}" if coupling else "")
         place.mkdir(parents=True)
         for slide, table in tables.items():
             if table is not None:
                 own = table.assign(probability=table["probability"] ** (k + 1))
-                packed = gzip.compress(runs.csv_bytes(own), mtime=0)
-                (place / runs.patch_file(slide)).write_bytes(packed)
+                packed = gzip.compress(csv_bytes(own), mtime=0)
+                (place / patch_file(slide)).write_bytes(packed)
     card: dict[str, Any] = {"format": "gpmil-run", "command": "predict"}
     card |= {"model": {"class": "VGPMILPRI", "settings": {"coupling": 0.7}}}
     card |= {"options": {"asked": {"rate": 0.2}, "source": {"positive": "cancer"}}}

@@ -14,7 +14,8 @@ from scipy.ndimage import gaussian_filter, zoom
 from typer.testing import CliRunner
 
 from gpmil.cli import app
-from gpmil.runs import folder as runs
+from gpmil.runs import judge
+from gpmil.runs.files import patch_file
 
 SCRIPT = "<img src=x onerror=alert(1)>"
 STEP, SIDE = 64, 14  # pixels of a patch; the lattice is SIDE x SIDE
@@ -39,7 +40,7 @@ class Place:
     def patches(self, slide: str, coupling: str) -> pd.DataFrame:
         """A table of patches as text, digit by digit."""
         under = self.runs[0] / "patches" / f"coupling-{coupling}"
-        return pd.read_csv(under / runs.patch_file(slide), dtype=str, keep_default_na=False)
+        return pd.read_csv(under / patch_file(slide), dtype=str, keep_default_na=False)
 
     def predictions(self, coupling: str) -> pd.DataFrame:
         """Rows of the first run at one coupling."""
@@ -107,7 +108,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     write_cohort(folder / "cohort.csv")
     write_slides(folder / "slides", pd.read_csv(folder / "cohort.csv"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "RESAMPLES", 20)
+        patch.setattr(judge, "RESAMPLES", 20)
         for command in ("fit", "predict"):
             patch.setattr(f"gpmil.cli.{command}.write_report", lambda folder: None)
         settings = ["--coupling", "0.6", *FIXED, "--flags", "--calibrated", "--n-folds", "3"]

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 import gpmil
 from gpmil import extras
 from gpmil.cli import app, heatmap
-from gpmil.runs import folder as runs
-from gpmil.runs import patch_tables
+from gpmil.runs import maps_input, maps_output
+from gpmil.runs.data_card import placement
+from gpmil.runs.workspace import check_target
 from gpmil.show import heatmaps
-from gpmil.show.report import check_target
 
 
 def invoke(*arguments):
@@ -49,8 +49,8 @@ def write_table(run: Path, name: str, frame: pd.DataFrame, under: str = "") -> P
     return path
 
 
-def tables_of(run: Path, names=None) -> list[patch_tables.Table]:
-    return patch_tables.tables(patch_tables.Wanted(run, run / "out", names=names))
+def tables_of(run: Path, names=None) -> list[maps_input.PatchTable]:
+    return maps_input.tables(maps_input.Wanted(run, run / "out", names=names))
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def test_slides_are_chosen_and_uncertainty_is_drawn_as_asked(run, slide_folder, 
 
 def test_the_picture_shows_the_table(run, slide_folder, tmp_path):
     found = tables_of(run)
-    overview = patch_tables.look(found, patch_tables.config(run))
+    overview = maps_input.look(found, maps_input.config(run))
     assert overview.steps == {"a": (32, 32), "b": (32, 32)}
     figure = heatmap.draw(found[0], slide_folder / "a.png", overview, "panel")
     frame = table(20, 1)
@@ -240,7 +240,7 @@ def test_microns_become_pixels(run, slide_folder, tmp_path, monkeypatch):
     assert invoke("qupath", run, *with_file).exit_code == 0
     features = json.loads((tmp_path / "out" / "a.geojson").read_text())["features"]
     assert features[6]["geometry"]["coordinates"][0][::2] == [[64, 128], [128, 256], [64, 128]]
-    overview = patch_tables.look(tables_of(run), patch_tables.config(run))
+    overview = maps_input.look(tables_of(run), maps_input.config(run))
     figure = heatmap.draw(overview.filled[0], None, overview, "none")
     assert [t.get_text() for t in figure.axes[0].texts] == ["50 µm"]  # of 160
 
@@ -280,7 +280,7 @@ def test_the_side_of_overlapping_patches_comes_from_the_files(tmp_path):
     for bag in bags:
         frame = pd.DataFrame(bag.coords, columns=["x", "y"]).assign(probability=probability)
         write_table(run, str(bag.names[0]), frame)
-    card = runs.places(bags[::-1])
+    card = placement(bags[::-1])
     assert card["steps"] == {"s0": 384, "s1": 512} and card["sizes"] == {"s0": 512, "s1": 512}
     (run / "config.json").write_text(json.dumps(card))
     assert invoke("qupath", run, "--out", tmp_path / "q").exit_code == 0
@@ -289,7 +289,7 @@ def test_the_side_of_overlapping_patches_comes_from_the_files(tmp_path):
         rings = np.array([f["geometry"]["coordinates"][0] for f in features])
         assert (np.ptp(rings, axis=1) == 512).all()
     found = tables_of(run)
-    figure = heatmap.draw(found[0], None, patch_tables.look(found, card), "none")
+    figure = heatmap.draw(found[0], None, maps_input.look(found, card), "none")
     shown = figure.axes[0].images[0]
     layout = heatmaps.lay_out(bags[0].coords, 384, 512)
     np.testing.assert_array_equal(shown.get_array(), layout.paint(probability))
@@ -513,8 +513,8 @@ def test_a_foreign_partial_folder_is_refused_and_stays(run, tmp_path):
 
 def test_two_processes_do_not_fill_the_same_folder(run, tmp_path):
     pytest.importorskip("fcntl")
-    wanted = patch_tables.Wanted(run, tmp_path / "out")
-    with patch_tables.making(wanted, {"command": "heatmap"}):
+    wanted = maps_input.Wanted(run, tmp_path / "out")
+    with maps_output.making(wanted, {"command": "heatmap"}):
         refused(invoke("heatmap", run, "--out", tmp_path / "out"), "written by another gpmil")
     assert invoke("heatmap", run, "--out", tmp_path / "out").exit_code == 0
 
@@ -660,7 +660,7 @@ def test_maps_over_real_slides(data_dir, tmp_path):
     assert result.exit_code == 0 and result.stderr == "", result.output
     assert len(pictures(tmp_path / "maps")) == 2
     found = {t.slide: t for t in tables_of(run)}
-    overview = patch_tables.look(list(found.values()), patch_tables.config(run))
+    overview = maps_input.look(list(found.values()), maps_input.config(run))
     rulers = []
     for name in names:
         figure = heatmap.draw(found[name], folder / f"{name}.svs", overview, "opacity")

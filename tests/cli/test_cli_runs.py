@@ -18,7 +18,11 @@ from typer.testing import CliRunner
 
 import gpmil
 from gpmil.cli import app, cv, doctor, options
-from gpmil.runs import folder as runs
+from gpmil.runs import judge
+from gpmil.runs.data_card import cache_of, fingerprint
+from gpmil.runs.files import read_patches, read_predictions
+from gpmil.runs.judge import NO_PATIENT
+from gpmil.runs.workspace import UNITS
 
 FIXED = ["--variance", "2.3", "--lengthscale", "1.9", "--mean", "-1.7", "--n-inducing", "12"]
 QUICK = ["--interval-patches", "0"]
@@ -62,7 +66,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def _quick():
     """Few resamples, and a page for cv alone: what takes long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "RESAMPLES", 20)
+        patch.setattr(judge, "RESAMPLES", 20)
         for command in ("fit", "predict"):
             patch.setattr(f"gpmil.cli.{command}.write_report", lambda folder: None)
         yield
@@ -118,7 +122,7 @@ def test_fit_saves_the_model_of_the_python_call(place):
     np.testing.assert_allclose(loaded.posterior_mean_, expected.posterior_mean_, rtol=1e-10)
     assert loaded.get_params() == expected.get_params()
     for run in ("fit", "new"):
-        table = runs.read_predictions(place / run)
+        table = read_predictions(place / run)
         probability = expected.predict_proba(bags)[:, 1]
         np.testing.assert_allclose(table["probability"], probability, rtol=1e-8)
     assert "fitted on" in json.loads((place / "fit" / "metrics.json").read_text())["note"]
@@ -126,7 +130,7 @@ def test_fit_saves_the_model_of_the_python_call(place):
 
 def test_cv_predicts_every_slide_by_a_model_that_has_not_seen_its_patient(place):
     splits = pd.read_csv(place / "cv" / "splits.csv", dtype=str)
-    table = runs.read_predictions(place / "cv")
+    table = read_predictions(place / "cv")
     assert sorted(table["slide"]) == [f"s{b:02d}" for b in range(18)]
     bags = gpmil.read(place / "own.csv")
     for fold, rows in splits.groupby("fold"):
@@ -196,8 +200,8 @@ def test_config_says_where_features_and_labels_are(job, tmp_path, monkeypatch, _
         assert card["options"]["source"]["data"] == "job"
         assert card["options"]["source"]["labels"] == "labels.csv"
         assert set(card["steps"].values()) == {384} and set(card["sizes"].values()) == {512}
-        found = gpmil.read("job", "labels.csv", positive="cancer", cache=runs.cache_of(card))
-        assert runs.fingerprint(found) == card["data"]["fingerprint"]
+        found = gpmil.read("job", "labels.csv", positive="cancer", cache=cache_of(card))
+        assert fingerprint(found) == card["data"]["fingerprint"]
     assert [p.name for p in Path("job").rglob(".gpmil-cache")] == []
     ran("fit", "--config", fit / "config.json", "--out", tmp_path / "again")
     assert contents(tmp_path / "again") == contents(fit)
@@ -215,10 +219,10 @@ import json, os, signal, sys
 from gpmil.runs import folder as runs
 from gpmil.cli import cv, main, predict
 
-runs.RESAMPLES, predict.write_report = 20, lambda folder: None
+RESAMPLES, predict.write_report = 20, lambda folder: None
 
 def die_at(where, count):
-    real, left = getattr(runs, where), [count]
+    real, left = getattr(workspace, where), [count]
 
     def killing(*given, **named):
         left[0] -= 1
@@ -226,7 +230,7 @@ def die_at(where, count):
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*given, **named)
 
-    setattr(runs, where, killing)
+    setattr(workspace, where, killing)
 
 for where, count, arguments in json.loads(sys.argv[1]):
     child = os.fork()
@@ -239,7 +243,7 @@ for where, count, arguments in json.loads(sys.argv[1]):
 
 
 def kill(*commands: tuple[str, int, list]) -> list[int]:
-    """Run commands, each killed (SIGKILL) at the n-th call of a function of `runs`; exit codes."""
+    """Run commands, each killed (SIGKILL) at the n-th call of a function; exit codes."""
     given = json.dumps([(where, n, [str(a) for a in words]) for where, n, words in commands])
     done = subprocess.run(
         [sys.executable, "-c", KILLED, given],
@@ -267,7 +271,7 @@ def test_killed_runs_continue_to_the_same_bytes(place, tmp_path):
     assert codes == [-signal.SIGKILL] * 3
     for (name, where, _), out in zip(killed, outs):
         partial = out.with_name(out.name + ".partial")
-        done = len(list((partial / runs.UNITS).glob("[!.]*.csv")))
+        done = len(list((partial / UNITS).glob("[!.]*.csv")))
         assert not out.exists() and (1 <= done <= 2 if where == "write_whole" else done > 2)
         before = (partial / "log.txt").read_text()
         ran(*commands[name], "--out", out)
@@ -285,7 +289,7 @@ def test_an_interrupted_run_of_another_kind_is_refused(place, tmp_path, caplog, 
 
     data, out = place / "own.csv", tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "judge", interrupted)
+        patch.setattr("gpmil.cli.cv.judge_run", interrupted)
         result = invoke("cv", data, "--out", out, "--folds", 2, *COUPLED)
     assert result.exit_code == 130 and "the same command continues" in caplog.text
     result = invoke("cv", data, "--out", out, "--folds", 2, *COUPLED, "--max-iter", 99)
@@ -300,7 +304,7 @@ def test_a_full_disk_gets_one_line(place, tmp_path, monkeypatch, _no_report):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runs, "write_whole", full)
+    monkeypatch.setattr("gpmil.runs.workspace.write_whole", full)
     result = invoke("predict", place / "fit", place / "own.csv", "--out", tmp_path / "run", *QUICK)
     assert result.exit_code == 2 and "No space left" in result.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
@@ -319,7 +323,7 @@ def test_clam_splits_train_on_val_and_pool_the_tests(place, tmp_path, _no_report
         frame.notna().to_csv(folder / f"splits_{i}_bool.csv")
     run = tmp_path / "run"
     ran("cv", place / "own.csv", "--splits", folder, "--out", run, *COUPLED)
-    table = runs.read_predictions(run)
+    table = read_predictions(run)
     assert table.groupby("fold")["slide"].apply(list).to_dict() == {
         "0": names[:4],
         "1": names[2:6],
@@ -426,7 +430,7 @@ def test_every_repeat_keeps_its_patches(place, tmp_path, _no_report):
         model.fit(bags[np.isin(bags.names, train)])
         expected = model.predict_instances(bags[3]).probability
         file = run / "patches" / under / "s03.csv.gz"
-        np.testing.assert_allclose(runs.read_patches(file)["probability"], expected, rtol=1e-7)
+        np.testing.assert_allclose(read_patches(file)["probability"], expected, rtol=1e-7)
         assert len(list(file.parent.glob("*.csv.gz"))) == 18
     ran("qupath", run, "--repeat", 1, "--slide", "s03", "--out", tmp_path / "q")
     features = json.loads((tmp_path / "q" / "s03.geojson").read_text())["features"]
@@ -459,7 +463,7 @@ def test_several_couplings_have_folders_of_their_own(place, tmp_path, _no_report
     arguments = ["--coupling", "0,0.6,3.5", "--out", tmp_path / "run", *QUICK]
     said = ran("predict", place / "fit", place / "own.csv", *arguments)
     assert "coupling 3.5:" in said
-    table = runs.read_predictions(tmp_path / "run")
+    table = read_predictions(tmp_path / "run")
     bags, model = bags_of(place), gpmil.load(place / "fit" / "model")
     for coupling, rows in table.groupby("coupling"):
         model.coupling_ = float(coupling)
@@ -467,7 +471,7 @@ def test_several_couplings_have_folders_of_their_own(place, tmp_path, _no_report
         np.testing.assert_allclose(rows["probability"], expected, rtol=1e-8)
         file = tmp_path / "run" / "patches" / f"coupling-{coupling}" / "s03.csv.gz"
         expected = model.predict_instances(bags[3]).probability
-        np.testing.assert_allclose(runs.read_patches(file)["probability"], expected, rtol=1e-8)
+        np.testing.assert_allclose(read_patches(file)["probability"], expected, rtol=1e-8)
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert list(found["couplings"]) == ["0", "0.6", "3.5"]
 
@@ -494,14 +498,14 @@ def test_cv_says_whether_patients_are_known(place, tmp_path, _no_report):
     alone = tmp_path / "alone.csv"
     pd.read_csv(place / "own.csv").drop(columns="patient").to_csv(alone, index=False)
     said = ran("cv", alone, "--out", tmp_path / "alone", "--folds", 2, *COUPLED)
-    assert runs.NO_PATIENT in said and "by patient" not in said
+    assert NO_PATIENT in said and "by patient" not in said
     found = json.loads((tmp_path / "alone" / "metrics.json").read_text())["slides"]
     assert (found["patients"], found["intervals_by"]) == (None, "slide")
     data = place / "own.csv"
     said = ran("cv", data, "--out", tmp_path / "cv", "--folds", 2, *COUPLED)
     assert "Slides of one patient stay together; intervals by patient, of 9." in said
     said = ran("cv", data, "--out", tmp_path / "no", "--folds", 2, "--patient", "none", *COUPLED)
-    assert runs.NO_PATIENT in said
+    assert NO_PATIENT in said
 
 
 # --- evaluate -------------------------------------------------------------------------------------

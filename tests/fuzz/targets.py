@@ -19,7 +19,7 @@ from fuzz.campaign import Target
 from gpmil.cli import inspect
 from gpmil.cli.options import Source
 from gpmil.io import h5_look, read_with_report
-from gpmil.runs.patch_tables import Table
+from gpmil.runs.maps_input import PatchTable
 
 h5_look.SECONDS = 1.0  # so many seconds per file that libhdf5 would never be done with
 
@@ -250,7 +250,7 @@ def run_inspect(folder: Path) -> object:
 
 
 def read_patches(folder: Path) -> object:
-    return Table(folder / "s0.csv.gz").read()
+    return PatchTable(folder / "s0.csv.gz").read()
 
 
 # ------------------------------------------------------------------ judging

@@ -22,9 +22,18 @@ from fuzz.campaign import Target
 from gpmil.cli import evaluate, heatmap, qupath
 from gpmil.files import persistence
 from gpmil.models.base import InstancePredictions
-from gpmil.runs import folder as runs
+from gpmil.runs import judge
 from gpmil.runs import page as run_report
-from gpmil.runs import patch_tables
+from gpmil.runs.files import (
+    METRICS,
+    PATCHES,
+    PREDICTIONS,
+    read_config,
+    read_patches,
+    read_predictions,
+)
+from gpmil.runs.maps_input import Wanted
+from gpmil.runs.workspace import UNITS, csv_bytes, workspace
 from gpmil.show.report import Picture
 
 Files = dict[str, bytes]
@@ -362,13 +371,13 @@ def read_and_evaluate(folder: Path) -> dict:
     run = folder / "run"
     none = _NoPictures()  # they take nearly all of the time
     with (
-        patch.multiple(runs, RESAMPLES=5, FEWER_RESAMPLES=5),
+        patch.multiple(judge, RESAMPLES=5, FEWER_RESAMPLES=5),
         patch.multiple(run_report, plots=none, heatmaps=none, _picture=_no_picture),
     ):
         evaluate.run(run, evaluate.Truth())
-    for file in sorted((run / runs.PATCHES).rglob("*.csv.gz")):
-        runs.read_patches(file)
-    return json.loads((run / runs.METRICS).read_text(encoding="utf-8"))
+    for file in sorted((run / PATCHES).rglob("*.csv.gz")):
+        read_patches(file)
+    return json.loads((run / METRICS).read_text(encoding="utf-8"))
 
 
 class _NoPictures:
@@ -382,7 +391,7 @@ def _no_picture(figure: object, alt: str, title: str, caption: str = "") -> Pict
 
 def judge_metrics(folder: Path, found: dict) -> None:
     """Numbers within their ranges; predictions that are probabilities."""
-    table = runs.read_predictions(folder / "run")
+    table = read_predictions(folder / "run")
     assert table["probability"].between(0, 1).all(), "probabilities of slides"
     assert table["label"].isin([0, 1]).any(), "labels"
     for part in found.get("couplings", {"": found}).values():
@@ -393,13 +402,13 @@ def judge_metrics(folder: Path, found: dict) -> None:
 
 def draw(folder: Path) -> list[str]:
     """A heat map of one slide."""
-    heatmap.run(patch_tables.Wanted(folder / "run", folder / "maps", names=["s1"]))
+    heatmap.run(Wanted(folder / "run", folder / "maps", names=["s1"]))
     return [p.name for p in (folder / "maps").iterdir()]
 
 
 def export(folder: Path) -> list[str]:
     """All slides for QuPath."""
-    qupath.run(patch_tables.Wanted(folder / "run", folder / "qupath"))
+    qupath.run(Wanted(folder / "run", folder / "qupath"))
     return [p.name for p in (folder / "qupath").iterdir()]
 
 
@@ -418,14 +427,14 @@ def resume(folder: Path) -> pd.DataFrame:
     from gpmil.cli import predict
 
     run = folder / "run"
-    card = runs.read_config(run)
+    card = read_config(run)
     predict._seen(run / "model", cohort())
-    with runs.workspace(folder / "new", card) as space:
-        part = space.folder / runs.UNITS / "one.csv"
-        part.write_bytes((run / runs.PREDICTIONS).read_bytes())
+    with workspace(folder / "new", card) as space:
+        part = space.folder / UNITS / "one.csv"
+        part.write_bytes((run / PREDICTIONS).read_bytes())
         try:
-            space.write(runs.PREDICTIONS, runs.csv_bytes(space.pooled(["one"])))
-            return runs.read_predictions(space.folder)
+            space.write(PREDICTIONS, csv_bytes(space.pooled(["one"])))
+            return read_predictions(space.folder)
         finally:
             part.unlink()  # a finished part would be kept, as it should
 

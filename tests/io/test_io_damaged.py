@@ -17,7 +17,7 @@ from fuzz import mutate
 import gpmil
 from gpmil.files.foreign import BadFile, reading
 from gpmil.io import h5_look, sicapv2, slides, steps
-from gpmil.runs.patch_tables import Table
+from gpmil.runs.maps_input import PatchTable
 
 CELLS = np.argwhere(np.ones((2, 3), dtype=bool)) * 256
 X = writers.vectors(6, 4)
@@ -356,7 +356,7 @@ def test_numbers_without_end_in_a_table_of_patches(tmp_path):
     text = f"x,y,probability\n{LONG},0,0.5\n1,0,0.5\n"
     path = table(tmp_path / "s0.csv.gz", text)
     with pytest.raises(ValueError, match=r"s0\.csv\.gz: expected numbers .* in column 'x'"):
-        Table(path).read()
+        PatchTable(path).read()
 
 
 def test_positions_beyond_every_slide(tmp_path, job):

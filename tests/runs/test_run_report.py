@@ -12,15 +12,18 @@ from typer.testing import CliRunner
 
 import gpmil
 from gpmil.cli import app
-from gpmil.runs import folder as runs
+from gpmil.runs import judge
 from gpmil.runs import page as run_report
+from gpmil.runs.files import patch_file, read_patches, read_predictions
+from gpmil.runs.judge import estimate_of
+from gpmil.runs.workspace import csv_bytes
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick():
     """Few resamples and few maps: what takes long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "RESAMPLES", 20)
+        patch.setattr(judge, "RESAMPLES", 20)
         patch.setattr(run_report, "SHOWN_ERRORS", 2)
         patch.setattr(run_report, "SHOWN_UNCERTAIN", 1)
         yield
@@ -60,19 +63,19 @@ def test_the_page_of_a_cross_validation(cv):
         assert words in html
     assert "has not seen it" in html
     assert 'src="http' not in html
-    slides = runs.read_predictions(cv)
+    slides = read_predictions(cv)
     assert all(name in html for name in slides["slide"])
 
 
 def test_the_numbers_are_those_of_the_files(cv):
     html = (cv / "report.html").read_text(encoding="utf-8")
-    slides = runs.read_predictions(cv)
+    slides = read_predictions(cv)
     called = slides["log_odds"] > 0
     wrong = int((called != (slides["label"] == 1)).sum())
     assert f"{wrong} of them are called wrongly" in html
     found = json.loads((cv / "metrics.json").read_text())
     for what in ("slides", "patches"):
-        assert str(runs.estimate(found[what]["metrics"]["auc"])) in html
+        assert str(estimate_of(found[what]["metrics"]["auc"])) in html
 
 
 def test_the_same_folder_gives_the_same_page(cv):
@@ -123,7 +126,7 @@ def files(folder):
 def test_evaluate_rewrites_the_page_with_the_metrics(cv, tmp_path):
     run, labels = tmp_path / "run", tmp_path / "labels.csv"
     shutil.copytree(cv, run)
-    slides = runs.read_predictions(cv)
+    slides = read_predictions(cv)
     given = slides[["slide", "label"]].iloc[:13].copy()
     given.loc[given.index[::4], "label"] = 1 - given["label"]
     given.astype({"label": int}).to_csv(labels, index=False)
@@ -139,7 +142,7 @@ def test_evaluate_rewrites_the_page_with_the_metrics(cv, tmp_path):
     html = after["report.html"].decode()
     found = json.loads(after["metrics.json"])
     for what in ("auc", "accuracy", "log_loss"):
-        estimate = runs.estimate(found["slides"]["metrics"][what])
+        estimate = estimate_of(found["slides"]["metrics"][what])
         assert str(estimate) in html and str(estimate) not in before["report.html"].decode()
     called = slides["log_odds"].iloc[:13] > 0
     wrong = int((called != (given["label"] == 1)).sum())
@@ -156,11 +159,11 @@ def test_labels_given_later_reach_the_page(cv, tmp_path):
     """The page said "0 slides with a label" after gpmil evaluate."""
     run, labels = tmp_path / "run", tmp_path / "labels.csv"
     shutil.copytree(cv, run)
-    own = runs.read_predictions(cv)
+    own = read_predictions(cv)
     config = json.loads((run / "config.json").read_text())
     config["read"] = ["labels: 0 slides with a label, 14 without, 0 labels without a slide"]
     (run / "config.json").write_text(json.dumps(config))
-    (run / "predictions.csv").write_bytes(runs.csv_bytes(own.assign(label="")))
+    (run / "predictions.csv").write_bytes(csv_bytes(own.assign(label="")))
     known = own[["slide", "label"]].astype({"label": int})
     known.to_csv(labels, index=False)
     invoke("evaluate", run, "--labels", labels)
@@ -191,8 +194,8 @@ def test_the_page_says_whether_patients_are_known(cv, tmp_path):
     html = (cv / "report.html").read_text()
     assert "not seen it, nor its patient: slides of one patient stay together" in html
     assert "intervals by patient" in html and "No patient is known" not in html
-    own = runs.read_predictions(cv).assign(patient="")
-    (run / "predictions.csv").write_bytes(runs.csv_bytes(own))
+    own = read_predictions(cv).assign(patient="")
+    (run / "predictions.csv").write_bytes(csv_bytes(own))
     run_report.write(run)
     html = (run / "report.html").read_text()
     assert "by a model that has not seen it." in html and "nor its patient" not in html
@@ -244,7 +247,7 @@ def test_maps_of_every_coupling_stand_side_by_side(coupled):
     html = (coupled / "report.html").read_text(encoding="utf-8")
     maps = re.findall(r'alt="Heat maps of (\S+) with coupling 0, 0.7, 3"', html)
     assert len(maps) == len(set(maps)) >= run_report.SHOWN_UNCERTAIN
-    slides = runs.read_predictions(coupled)
+    slides = read_predictions(coupled)
     order = slides.loc[slides["log_odds"].abs().sort_values().index, "slide"].unique()
     wrong = slides[(slides["log_odds"] > 0) != (slides["label"] == 1)]
     worst = wrong.loc[wrong["log_odds"].abs().sort_values(ascending=False).index, "slide"].unique()
@@ -270,8 +273,8 @@ def test_the_panels_are_the_tables_of_the_couplings(coupled, monkeypatch):
     ((slide, models),) = drawn
     assert models == ["coupling 0", "coupling 0.7", "coupling 3"]
     for coupling, values in zip(("0", "0.7", "3"), slide.maps):
-        file = coupled / "patches" / f"coupling-{coupling}" / runs.patch_file(slide.name)
-        np.testing.assert_allclose(values, runs.read_patches(file)["probability"], rtol=1e-12)
+        file = coupled / "patches" / f"coupling-{coupling}" / patch_file(slide.name)
+        np.testing.assert_allclose(values, read_patches(file)["probability"], rtol=1e-12)
     assert len({values.tobytes() for values in slide.maps}) == 3
 
 
@@ -281,21 +284,21 @@ def test_every_coupling_has_its_own_metrics(coupled):
     for coupling, part in found.items():
         assert f"coupling {coupling}" in html
         for what in ("slides", "patches"):
-            assert str(runs.estimate(part[what]["metrics"]["auc"])) in html
-    n = runs.read_predictions(coupled)["slide"].nunique()
+            assert str(estimate_of(part[what]["metrics"]["auc"])) in html
+    n = read_predictions(coupled)["slide"].nunique()
     assert f"{n} slides were predicted with each of 3 couplings" in html
 
 
 def test_a_repeat_shows_its_own_patches(cv, tmp_path):
-    slides = runs.read_predictions(cv).drop(columns="repeat")
+    slides = read_predictions(cv).drop(columns="repeat")
     twice = pd.concat([slides.assign(repeat="0"), slides.assign(repeat="1")])
     run = tmp_path / "run"
     shutil.copytree(cv, run)
     later = run / "patches" / "repeat-1"
     later.mkdir()
     for name in slides["slide"]:
-        patches = pd.read_csv(cv / "patches" / runs.patch_file(name)).assign(probability=0.25)
-        patches.to_csv(later / runs.patch_file(name), index=False)
+        patches = pd.read_csv(cv / "patches" / patch_file(name)).assign(probability=0.25)
+        patches.to_csv(later / patch_file(name), index=False)
     found = run_report.Run.read(run, slides=twice)
     assert set(found.patches(twice.iloc[-1])["probability"]) == {0.25}
     assert set(found.patches(twice.iloc[0])["probability"]) != {0.25}

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpmil.show.report import CARD, RESEARCH, Picture, Section, Table, page, run_folder
+from gpmil.runs.files import CARD
+from gpmil.runs.workspace import run_folder
+from gpmil.show.report import RESEARCH, Picture, Section, Table, page
 
 
 def write(folder: Path, text: str = "first") -> None:

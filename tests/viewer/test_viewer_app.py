@@ -16,7 +16,10 @@ from PIL import Image
 from viewer_runs import NASTY, patches, write_run
 
 from gpmil import __version__
-from gpmil.runs import folder as runs
+from gpmil.files.whole import json_bytes
+from gpmil.runs import judge
+from gpmil.runs.files import LEVEL, METRICS, PREDICTIONS, patch_file, read_patches, read_predictions
+from gpmil.runs.judge import judge_run
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
@@ -79,7 +82,7 @@ def test_the_cohort_has_the_numbers_of_the_files(page, run, several):
     assert columns["label"] == [0, 1, 0, 1, 0, 0]
     assert columns["patches"] == [30, 12, 7, None, 25, None]
     assert columns["image"] == [False] * 6
-    rows = texts(run / runs.PREDICTIONS)
+    rows = texts(run / PREDICTIONS)
     assert columns["patient"][:5] == [row["patient"] for row in rows]
     for name in ("probability", "low", "high", "log_odds"):
         assert columns["runs"][0][name] == [*numbers([row[name] for row in rows]), None]
@@ -93,9 +96,9 @@ def test_several_couplings_have_columns_of_their_own(page, several):
     found = page.get("/api/cohort").json()
     card, columns = found["runs"][1], found["columns"]["runs"][1]
     assert card["couplings"] == ["0", "0.7", "1.3"] and card["fitted_coupling"] == 0.7
-    assert card["rate"] == 0.2 and card["level"] == runs.LEVEL == cohorts.LEVEL
+    assert card["rate"] == 0.2 and card["level"] == LEVEL == cohorts.LEVEL
     assert card["has_patches"] and card["has_p_values"]
-    rows = texts(several / runs.PREDICTIONS)
+    rows = texts(several / PREDICTIONS)
     for coupling in card["couplings"]:
         own = {r["slide"]: float(r["probability"]) for r in rows if r["coupling"] == coupling}
         expected = [own.get(name) for name in found["columns"]["name"]]
@@ -105,7 +108,7 @@ def test_several_couplings_have_columns_of_their_own(page, several):
 
 def test_of_repeats_the_first_is_shown(tmp_path):
     folder = write_run(tmp_path / "cv", tables(), repeats=3, command="cv")
-    rows = texts(folder / runs.PREDICTIONS)
+    rows = texts(folder / PREDICTIONS)
     assert len(rows) == 15
     found = client(folder).get("/api/cohort").json()["columns"]["runs"][0]
     assert found["probability"] == [float(row["probability"]) for row in rows[:5]]
@@ -125,7 +128,7 @@ def test_a_run_without_patches_is_listed(tmp_path):
 
 @given(st.text(min_size=1))
 def test_tables_have_the_names_that_runs_give_them(slide):
-    assert cohorts.patch_file(slide) == runs.patch_file(slide)
+    assert cohorts.patch_file(slide) == patch_file(slide)
 
 
 def test_equal_names_of_runs_are_told_apart(tmp_path):
@@ -137,7 +140,7 @@ def test_equal_names_of_runs_are_told_apart(tmp_path):
 @pytest.mark.parametrize("slide", [0, 1, 2, 4])
 def test_a_map_has_the_numbers_of_the_table(page, run, slide):
     header, arrays = decode(page.get(f"/api/map/0/{slide}").content)
-    rows = texts(run / "patches" / runs.patch_file(NAMES[slide]))
+    rows = texts(run / "patches" / patch_file(NAMES[slide]))
     assert header["n"] == len(rows)
     for name in ("x", "y", "probability", "sd", "p_value"):
         assert arrays[name] == [float(row[name]) for row in rows]
@@ -161,7 +164,7 @@ def test_a_map_of_another_coupling(page, several):
         for asked in ("", "?coupling=0", "?coupling=1.3")
     )
     for c, found in (("0.7", shown), ("0", first), ("1.3", last)):
-        file = several / "patches" / f"coupling-{c}" / runs.patch_file("b/c")
+        file = several / "patches" / f"coupling-{c}" / patch_file("b/c")
         assert found == [float(row["probability"]) for row in texts(file)]
     answer = page.get("/api/map/1/1?coupling=0.5")
     assert answer.status_code == 404
@@ -188,7 +191,7 @@ def test_every_number_is_read_as_python_reads_it(rows):
 
 def test_the_fast_reader_agrees_with_that_of_runs(run):
     for file in (run / "patches").glob("*.csv.gz"):
-        pd.testing.assert_frame_equal(pd.DataFrame(maps.read_table(file)), runs.read_patches(file))
+        pd.testing.assert_frame_equal(pd.DataFrame(maps.read_table(file)), read_patches(file))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +331,7 @@ def test_layers_that_are_not_there(page, tmp_path):
 def test_curves_are_of_the_rows_listed(tmp_path):
     folder = write_run(tmp_path / "run", dict.fromkeys(f"s{k}" for k in range(40)))
     found = client(folder).get("/api/curves/0").json()
-    rows = texts(folder / runs.PREDICTIONS)
+    rows = texts(folder / PREDICTIONS)
     y, p = [int(r["label"]) for r in rows], [float(r["probability"]) for r in rows]
     roc = found["roc"]
     assert set(zip(roc["fpr"], roc["tpr"])) <= roc_points(y, p)
@@ -367,8 +370,8 @@ def test_labels_given_to_evaluate_are_shown(tmp_path):
 
 def test_metrics_are_those_of_the_run(tmp_path):
     folder = write_run(tmp_path / "run", dict.fromkeys(f"s{k}" for k in range(30)))
-    judged = runs.judge(folder, runs.read_predictions(folder))
-    (folder / runs.METRICS).write_bytes(runs.json_bytes(judged))
+    judged = judge_run(folder, read_predictions(folder))
+    (folder / METRICS).write_bytes(json_bytes(judged))
     found = client(folder).get("/api/curves/0").json()
     assert found["metrics"] == judged["slides"]["metrics"] and found["patients_known"] is True
     expected = {k: judged["slides"]["metrics"]["auc"][k] for k in ("value", "low", "high")}
@@ -483,7 +486,7 @@ def place(tmp_path_factory):
     predict = ["predict", "fit", "own.csv", "--out", "both", "--coupling", "0,0.6", *few]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setattr(runs, "RESAMPLES", 20)
+        patch.setattr(judge, "RESAMPLES", 20)
         for command in ("fit", "predict"):
             patch.setattr(f"gpmil.cli.{command}.write_report", lambda folder: None)
         for arguments in (fit, predict):
@@ -506,7 +509,7 @@ def test_runs_that_gpmil_wrote_are_shown(place):
     rows = texts(place / "fit" / "patches" / "s3.csv.gz")
     assert arrays["p_value"] == [float(row["p_value"]) for row in rows]
     assert header["grid"]["columns"] == 3 and header["step"] == [256, 256]
-    metrics = json.loads((place / "fit" / runs.METRICS).read_text())["slides"]["metrics"]
+    metrics = json.loads((place / "fit" / METRICS).read_text())["slides"]["metrics"]
     assert own.get("/api/curves/0").json()["metrics"] == metrics
     assert own.get("/api/curves/1?coupling=0").status_code == 200
 

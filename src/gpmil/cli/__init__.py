@@ -246,9 +246,9 @@ def _fit(
     reading = step, graph, format, skip_bad
     source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
     from gpmil.cli import fit
-    from gpmil.runs import folder as runs
+    from gpmil.runs.predict import Asked
 
-    asked = runs.Asked(rate, alpha, interval_patches, batch)
+    asked = Asked(rate, alpha, interval_patches, batch)
     built = options.build_model(model, ctx.meta[options.SETTINGS])
     return fit.run(source, asked, out, built, options.model_card(built), cache)
 
@@ -297,11 +297,11 @@ def _cv(
     reading = step, graph, format, skip_bad
     source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
     from gpmil.cli import cv
-    from gpmil.runs import folder as runs
+    from gpmil.runs.predict import Asked
 
     given = None if splits is None else str(splits)
     held_out = cv.Folds(folds, repeats, given, site, seed)
-    asked = runs.Asked(rate, alpha, interval_patches)
+    asked = Asked(rate, alpha, interval_patches)
     built = options.build_model(model, ctx.meta[options.SETTINGS])
     return cv.run(source, held_out, asked, out, built, options.model_card(built), cache)
 
@@ -356,13 +356,13 @@ def _predict(
     if model is None:
         raise typer.BadParameter("name the model, then the data: gpmil predict RUN DATA --out NEW.")
     from gpmil.cli import predict
-    from gpmil.runs import folder as runs
+    from gpmil.runs.predict import Asked
 
     columns = slide, label, positive, patient
     reading = step, graph, format, skip_bad
     source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
     wanted = predict.Wanted(str(model), coupling, device, allow_mismatch)
-    asked = runs.Asked(rate, alpha, interval_patches, batch)
+    asked = Asked(rate, alpha, interval_patches, batch)
     return predict.run(source, wanted, asked, out, cache)
 
 
@@ -487,7 +487,7 @@ def _heatmap(
 ) -> None:
     """Draw the slides of a run as heat maps, over the slide files where they are given."""
     from gpmil.cli import heatmap
-    from gpmil.runs.patch_tables import Wanted
+    from gpmil.runs.maps_input import Wanted
 
     wanted = Wanted(run, out, slides, slide, step, coupling, repeat, overwrite)
     heatmap.run(wanted, uncertainty)
@@ -509,7 +509,7 @@ def _qupath(
 ) -> None:
     """Write the patches of a run as GeoJSON for QuPath (slide files: for their bounds)."""
     from gpmil.cli import qupath
-    from gpmil.runs.patch_tables import Wanted
+    from gpmil.runs.maps_input import Wanted
 
     qupath.run(Wanted(run, out, slides, slide, step, coupling, repeat, overwrite), gzip)
 

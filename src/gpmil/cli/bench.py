@@ -8,8 +8,8 @@ from gpmil.bench import bandwidth, cases, cohorts, machine, page
 from gpmil.bench.measure import Conditions
 from gpmil.bench.results import Result
 from gpmil.cli.options import print_line, progress
+from gpmil.files.whole import write_whole
 from gpmil.models.base import resolve_device
-from gpmil.runs.folder import write_whole
 from gpmil.show.plots import png
 
 

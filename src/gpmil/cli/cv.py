@@ -28,12 +28,17 @@ from gpmil.cli.options import (
 from gpmil.data.bags import Bags
 from gpmil.data.checks import listed
 from gpmil.decide import calibration
+from gpmil.files.whole import json_bytes
 from gpmil.io import tables
 from gpmil.io.labels import column_of, key, read_table
 from gpmil.models import BagClassifier
 from gpmil.models.base import package_versions
 from gpmil.models.checks import count
-from gpmil.runs import folder as runs
+from gpmil.runs.data_card import cache_of, data_card, placement
+from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions, repeat_folder
+from gpmil.runs.judge import judge_run
+from gpmil.runs.predict import Asked, predict, refer_rule, write_patches
+from gpmil.runs.workspace import Workspace, csv_bytes, workspace
 from gpmil.show.report import RESEARCH
 
 logger = logging.getLogger("gpmil")
@@ -78,8 +83,8 @@ def repeat(file: Path, out: Path, cache: Path | None) -> None:
     """Cross-validate again as a config.json says."""
     card = repeated(file, "cv")
     options = dict(card["options"])
-    source, asked = Source(**options.pop("source")), runs.Asked(**options.pop("asked"))
-    cache = cache or runs.cache_of(card)
+    source, asked = Source(**options.pop("source")), Asked(**options.pop("asked"))
+    cache = cache or cache_of(card)
     model = model_from_card(card["model"])
     run(source, Folds(**options), asked, out, model, card["model"], cache, before=card)
 
@@ -87,7 +92,7 @@ def repeat(file: Path, out: Path, cache: Path | None) -> None:
 def run(
     source: Source,
     held_out: Folds,
-    asked: runs.Asked,
+    asked: Asked,
     out: Path,
     model: BagClassifier,
     card: dict[str, Any],
@@ -105,16 +110,16 @@ def run(
         "options": {"source": asdict(source), "asked": asdict(asked), **asdict(held_out)},
         "model": card,
         "versions": package_versions(),
-        "data": runs.data_card(bags),
+        "data": data_card(bags),
         "cache": None if cache is None else str(cache),
         "read": lines,
     }
     if before is not None:
         check_repeated(before, config)
-    table = runs.csv_bytes(_table(splits, bags))
+    table = csv_bytes(_table(splits, bags))
     config["splits"] = hashlib.blake2b(table, digest_size=16).hexdigest()
-    config |= runs.places(bags)
-    with runs.workspace(out, config) as space, progress(len(splits) + 1) as step:
+    config |= placement(bags)
+    with workspace(out, config) as space, progress(len(splits) + 1) as step:
         places = _patch_places(splits)
         for k, split in enumerate(splits):
             if space.done(split.unit):
@@ -124,31 +129,31 @@ def run(
             _carry_out(space, split, bags, model, asked, places[k])
         step("metrics")
         pooled = space.pooled([split.unit for split in splits])
-        space.write(runs.PREDICTIONS, runs.csv_bytes(pooled))
+        space.write(PREDICTIONS, csv_bytes(pooled))
         space.write("splits.csv", table)
-        found = runs.judge(space.folder, runs.read_predictions(space.folder))
-        space.write(runs.METRICS, runs.json_bytes(found))
+        found = judge_run(space.folder, read_predictions(space.folder))
+        space.write(METRICS, json_bytes(found))
         write_report(space.folder)
     show_metrics(found)
     print_line(f"Written to {out}. {RESEARCH}")
 
 
 def _carry_out(
-    space: runs.Workspace,
+    space: Workspace,
     split: Split,
     bags: Bags,
     model: BagClassifier,
-    asked: runs.Asked,
+    asked: Asked,
     places: dict[str, Int[np.ndarray, " _"]],
 ) -> None:
     fitted = clone(model).fit(bags[split.train])
     held_out = bags[split.test]
-    rule = runs.refer_rule(fitted, asked.alpha)
-    rows, patches = runs.predict(fitted, held_out, asked, rule)
+    rule = refer_rule(fitted, asked.alpha)
+    rows, patches = predict(fitted, held_out, asked, rule)
     if patches:
         names = held_out.names.astype(str)
         for under, chosen in places.items():
-            runs.write_patches(space, names[chosen].tolist(), [patches[i] for i in chosen], under)
+            write_patches(space, names[chosen].tolist(), [patches[i] for i in chosen], under)
     rows.insert(2, "repeat", split.repeat)
     rows.insert(3, "fold", split.fold)
     space.finish(split.unit, rows)
@@ -163,7 +168,7 @@ def _patch_places(splits: Sequence[Split]) -> list[dict[str, Int[np.ndarray, " _
     seen: dict[str, set[int]] = {}
     found = []
     for split in splits:
-        later = [runs.repeat_folder(split.repeat)] if split.repeat != splits[0].repeat else []
+        later = [repeat_folder(split.repeat)] if split.repeat != splits[0].repeat else []
         found.append(
             {under: _new(split.test, seen.setdefault(under, set())) for under in ["", *later]}
         )

@@ -34,11 +34,14 @@ from gpmil import simulate
 from gpmil.cli import view as viewer
 from gpmil.cli.options import progress
 from gpmil.data.bags import Bags
+from gpmil.files.whole import json_bytes, write_whole
 from gpmil.models import VGPMILPR, VGPMILPRI, InstancePredictions, paper_settings
 from gpmil.models.base import log_odds, package_versions
-from gpmil.runs import folder as runs
+from gpmil.runs.files import LEVEL, METRICS, PATCHES, PREDICTIONS, patch_path
+from gpmil.runs.predict import patch_table
+from gpmil.runs.workspace import csv_bytes, run_folder
 from gpmil.show import heatmaps, plots
-from gpmil.show.report import RESEARCH, Picture, Section, Table, page, run_folder, write_json
+from gpmil.show.report import RESEARCH, Picture, Section, Table, page
 from gpmil.viewer import serve
 
 FEWEST = 8  # slides to train on
@@ -270,10 +273,10 @@ def _versions() -> dict[str, str]:
 def _write_tables(
     folder: Path, judged: Sequence[Judged], train: Bags, test: Bags, yardstick: dict[str, float]
 ) -> None:
-    """What every run of gpmil has (runs.py), of the model to look at first."""
+    """What every run of gpmil has, of the model to look at first."""
     main = judged[0]
     main.model.save(folder / "model")
-    low, high = main.model.predict_interval(test, level=runs.LEVEL)
+    low, high = main.model.predict_interval(test, level=LEVEL)
     predictions = pd.DataFrame(
         {
             "slide": test.names,
@@ -287,18 +290,19 @@ def _write_tables(
             "label": test.labels,
         }
     )
-    (folder / runs.PREDICTIONS).write_bytes(runs.csv_bytes(predictions))
-    (folder / runs.PATCHES).mkdir()
+    (folder / PREDICTIONS).write_bytes(csv_bytes(predictions))
+    (folder / PATCHES).mkdir()
     for slide, found in zip(test.names, main.patches.split()):
-        path = folder / runs.PATCHES / runs.patch_file(str(slide))
-        path.write_bytes(gzip.compress(runs.csv_bytes(runs.patch_table(found)), mtime=0))
+        path = patch_path(folder, str(slide))
+        path.write_bytes(gzip.compress(csv_bytes(patch_table(found)), mtime=0))
     splits = [
         pd.DataFrame({"slide": bags.names, "patient": bags.groups, "part": part})
         for part, bags in (("train", train), ("test", test))
     ]
-    (folder / "splits.csv").write_bytes(runs.csv_bytes(pd.concat(splits)))
+    (folder / "splits.csv").write_bytes(csv_bytes(pd.concat(splits)))
     every = [{"model": j.name, "settings": j.settings, **_rounded(j.metrics)} for j in judged]
-    write_json(folder / runs.METRICS, {"models": every, "yardstick": _rounded(yardstick)})
+    numbers = {"models": every, "yardstick": _rounded(yardstick)}
+    write_whole(folder / METRICS, json_bytes(numbers))
 
 
 def _rounded(metrics: dict[str, float]) -> dict[str, float]:

@@ -11,13 +11,22 @@ import pandas as pd
 from gpmil.cli.options import in_options, patient_column, print_line, show_metrics
 from gpmil.data import classes
 from gpmil.data.checks import all_columns
+from gpmil.files.whole import json_bytes, write_whole
 from gpmil.io import tables
 from gpmil.io.labels import SLIDE_NAMES, join, key
-from gpmil.runs import files as run_files
-from gpmil.runs import folder as runs
-from gpmil.runs import page as run_report
-from gpmil.runs.labels import LABELS, overlaid, rows
-from gpmil.show.report import CARD
+from gpmil.runs import page
+from gpmil.runs.files import (
+    CARD,
+    LABELS,
+    METRICS,
+    label_rows,
+    read_config,
+    read_metrics,
+    read_predictions,
+    with_given_labels,
+)
+from gpmil.runs.judge import judge_run
+from gpmil.runs.workspace import csv_bytes
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,8 @@ class Truth:
 
 def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
     """Write metrics.json, labels and page into the run (or metrics to `out`), and print them."""
-    config = runs.read_config(folder)
-    own = runs.read_predictions(folder)
+    config = read_config(folder)
+    own = read_predictions(folder)
     predictions = _labelled(own, truth, folder, classes_of(config))
     if not predictions["label"].notna().any():
         raise ValueError(
@@ -47,20 +56,20 @@ def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
         )
     patch_labels = None if truth.patch_labels is None else _patch_labels(truth.patch_labels)
     noted = {"note": config["note"]} if "note" in config else {}
-    judged = runs.judge(folder, predictions, patch_labels)
+    judged = judge_run(folder, predictions, patch_labels)
     found = _facts_of_fit(folder) | noted | judged
     if out is not None:
-        runs.write_whole(out, runs.json_bytes(found))
+        write_whole(out, json_bytes(found))
     else:
         given = predictions is not own
-        run_report.write(folder, predictions, found, patch_labels, given)
+        page.write(folder, predictions, found, patch_labels, given)
         _keep_labels(folder, predictions if given else None)
-        runs.write_whole(folder / runs.METRICS, runs.json_bytes(found))
-        files = {*config.get("files", []), runs.METRICS, run_report.REPORT} - {LABELS}
+        write_whole(folder / METRICS, json_bytes(found))
+        files = {*config.get("files", []), METRICS, page.REPORT} - {LABELS}
         files |= {LABELS} if given else set()
-        runs.write_whole(folder / CARD, runs.json_bytes(config | {"files": sorted(files)}))
+        write_whole(folder / CARD, json_bytes(config | {"files": sorted(files)}))
     show_metrics(found)
-    print_line(f"Written to {out or folder / runs.METRICS}.")
+    print_line(f"Written to {out or folder / METRICS}.")
 
 
 def _labelled(
@@ -69,7 +78,7 @@ def _labelled(
     """With the labels given now; else those of the run, else those it was given before."""
     if truth.labels is not None:
         return _relabelled(own, truth, known)
-    return own if own["label"].notna().any() else overlaid(own, folder)
+    return own if own["label"].notna().any() else with_given_labels(own, folder)
 
 
 def _keep_labels(folder: Path, predictions: pd.DataFrame | None) -> None:
@@ -77,12 +86,12 @@ def _keep_labels(folder: Path, predictions: pd.DataFrame | None) -> None:
     if predictions is None:
         (folder / LABELS).unlink(missing_ok=True)
     else:
-        runs.write_whole(folder / LABELS, runs.csv_bytes(rows(predictions)))
+        write_whole(folder / LABELS, csv_bytes(label_rows(predictions)))
 
 
 def _facts_of_fit(folder: Path) -> dict[str, Any]:
     """What metrics.json of gpmil fit says of the fit itself, to be kept."""
-    before = run_files.read_metrics(folder / runs.METRICS)
+    before = read_metrics(folder / METRICS)
     return {"training": before["training"]} if "training" in before else {}
 
 
@@ -94,7 +103,7 @@ def classes_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
         known = config["model"].get("classes")
         fitted = Path(options["model"])
         if known is None and (fitted / CARD).is_file():
-            known = classes_of(runs.read_config(fitted))
+            known = classes_of(read_config(fitted))
         return known or {}
     known = config.get("data", {}).get("classes")
     positive = options.get("source", {}).get("positive")

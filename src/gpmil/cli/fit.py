@@ -18,9 +18,14 @@ from gpmil.cli.options import (
     write_report,
 )
 from gpmil.data.bags import Bags
+from gpmil.files.whole import json_bytes
 from gpmil.models import BagClassifier, load
 from gpmil.models.base import package_versions
-from gpmil.runs import folder as runs
+from gpmil.runs.data_card import cache_of, data_card, placement
+from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions
+from gpmil.runs.judge import judge_run
+from gpmil.runs.predict import Asked, batches, predict_in_batches
+from gpmil.runs.workspace import csv_bytes, workspace
 from gpmil.show.report import RESEARCH
 
 LEARNED = ("coupling_", "variance_", "lengthscale_", "mean_", "loo_log_likelihood_")
@@ -32,14 +37,14 @@ def repeat(file: Path, out: Path, cache: Path | None) -> None:
     """Fit again as a config.json says."""
     card = repeated(file, "fit")
     options = card["options"]
-    source, asked = Source(**options["source"]), runs.Asked(**options["asked"])
-    cache = cache or runs.cache_of(card)
+    source, asked = Source(**options["source"]), Asked(**options["asked"])
+    cache = cache or cache_of(card)
     run(source, asked, out, model_from_card(card["model"]), card["model"], cache, before=card)
 
 
 def run(
     source: Source,
-    asked: runs.Asked,
+    asked: Asked,
     out: Path,
     model: BagClassifier,
     card: dict[str, Any],
@@ -58,27 +63,27 @@ def run(
         "options": {"source": asdict(source), "asked": asdict(asked)},
         "model": card,
         "versions": package_versions(),
-        "data": runs.data_card(bags),
+        "data": data_card(bags),
         "cache": None if cache is None else str(cache),
         "read": lines,
     }
     if before is not None:
         check_repeated(before, config)
-    config |= {"note": SEEN, **runs.places(bags)}
-    n_steps = 2 + len(list(runs.batches(bags.sizes, asked.batch)))
-    with runs.workspace(out, config) as space, progress(n_steps) as step:
+    config |= {"note": SEEN, **placement(bags)}
+    n_steps = 2 + len(list(batches(bags.sizes, asked.batch)))
+    with workspace(out, config) as space, progress(n_steps) as step:
         step(f"fitting {card['class']} to {len(bags)} slides, {bags.n_instances:,} patches")
         if not space.done("model"):
             model.fit(bags).save(space.folder / "model")
             space.finish("model", pd.DataFrame({"model": [card["class"]]}))
         model = load(space.folder / "model")
-        units = runs.predict_in_batches(space, model, bags, asked, step)
+        units = predict_in_batches(space, model, bags, asked, step)
         step("writing")
-        space.write("splits.csv", runs.csv_bytes(_trained_on(bags)))
-        space.write(runs.PREDICTIONS, runs.csv_bytes(space.pooled(units)))
-        judged = runs.judge(space.folder, runs.read_predictions(space.folder))
+        space.write("splits.csv", csv_bytes(_trained_on(bags)))
+        space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
+        judged = judge_run(space.folder, read_predictions(space.folder))
         found = {"training": _facts(model), "note": SEEN, **judged}
-        space.write(runs.METRICS, runs.json_bytes(found))
+        space.write(METRICS, json_bytes(found))
         write_report(space.folder)
     _say(model, out)
 

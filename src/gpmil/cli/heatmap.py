@@ -5,20 +5,17 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from gpmil.runs.patch_tables import (
+from gpmil.runs.maps_input import (
     Overview,
-    Table,
+    PatchTable,
     Wanted,
     config,
     counted,
     look,
-    making,
-    part_of,
-    say_done,
     slide_files,
     tables,
-    with_place,
 )
+from gpmil.runs.maps_output import making, part_of, say_done, with_place
 from gpmil.show import heatmaps, plots, slides
 from gpmil.show.slides import Extent, Thumbnail
 
@@ -51,13 +48,13 @@ def run(wanted: Wanted, uncertainty: str = "panel") -> None:
     say_done(work, "heat map", wanted.out)
 
 
-def content(table: Table, file: Path | None, overview: Overview, uncertainty: str) -> bytes:
+def content(table: PatchTable, file: Path | None, overview: Overview, uncertainty: str) -> bytes:
     """The picture of one slide."""
     figure = draw(table, file, overview, uncertainty)
     return plots.png(figure, heatmaps.sharp_dpi(figure))
 
 
-def draw(table: Table, file: Path | None, overview: Overview, uncertainty: str) -> Figure:
+def draw(table: PatchTable, file: Path | None, overview: Overview, uncertainty: str) -> Figure:
     """The figure of one slide; uncertainties have one scale for all slides of the call."""
     info = None if file is None else slides.describe(file)
     patches, step, size = overview.placed(table, info)

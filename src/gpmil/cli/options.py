@@ -328,9 +328,9 @@ def refuse_others(ctx: Context) -> None:
 
 def repeated(file: Path, command: str) -> dict[str, Any]:
     """The configuration of the run that is to be repeated."""
-    from gpmil.runs import folder as runs
+    from gpmil.runs.files import read_config
 
-    card = runs.read_config(file)
+    card = read_config(file)
     if card["command"] != command:
         raise ValueError(
             f"{file} is the configuration of gpmil {card['command']}: repeat it with gpmil "
@@ -392,26 +392,26 @@ def print_line(text: str, file: Any = None) -> None:
 
 def write_report(folder: Path) -> None:
     """report.html of an assembled run."""
-    from gpmil.runs import page as run_report
+    from gpmil.runs import page
 
-    run_report.write(folder)
+    page.write(folder)
 
 
 def show_metrics(found: Mapping[str, Any]) -> None:
     """The main metrics with their intervals, a line each."""
-    from gpmil.runs import folder as runs
+    from gpmil.runs.judge import NO_PATIENT, estimate_of
 
     for coupling, part in found.get("couplings", {}).items():
         print_line(f"coupling {coupling}:")
         show_metrics(part)
     for what, names in SHOWN.items():
         for name in names if what in found else ():
-            estimate = runs.estimate(found[what]["metrics"][name])
+            estimate = estimate_of(found[what]["metrics"][name])
             print_line(f"{what} {name.replace('_', ' ')}: {estimate}")
     if "slides" in found:
         patients = found["slides"]["patients"]
         known = f"Slides of one patient stay together; intervals by patient, of {patients}."
-        print_line(runs.NO_PATIENT if patients is None else known)
+        print_line(NO_PATIENT if patients is None else known)
 
 
 SHOWN = {

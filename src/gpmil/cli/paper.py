@@ -18,7 +18,8 @@ from gpmil.paper.cohorts import Cohort
 from gpmil.paper.findings import check
 from gpmil.paper.methods import Method
 from gpmil.paper.results import Results, Run
-from gpmil.show.report import RESEARCH, run_folder
+from gpmil.runs.workspace import run_folder
+from gpmil.show.report import RESEARCH
 
 PANDA_SIZES = {"full": 1.0, "tenth": 0.1}
 PANDA_RUNS = 2

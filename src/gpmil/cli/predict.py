@@ -21,11 +21,15 @@ from gpmil.cli.options import (
 from gpmil.data.bags import Bags
 from gpmil.data.checks import listed
 from gpmil.files import persistence
+from gpmil.files.whole import json_bytes
 from gpmil.models import BagClassifier, load
 from gpmil.models.base import package_versions, warning
-from gpmil.runs import files as run_files
-from gpmil.runs import folder as runs
-from gpmil.show.report import CARD, RESEARCH
+from gpmil.runs.data_card import cache_of, data_card, placement
+from gpmil.runs.files import CARD, METRICS, PREDICTIONS, read_config, read_predictions, read_table
+from gpmil.runs.judge import judge_run
+from gpmil.runs.predict import Asked, batches, predict_in_batches, with_coupling
+from gpmil.runs.workspace import csv_bytes, workspace
+from gpmil.show.report import RESEARCH
 
 logger = logging.getLogger("gpmil")
 
@@ -61,7 +65,7 @@ def model_folder(path: Path) -> Path:
     if not path.exists():
         raise ValueError(f"there is no model at {path}. Name a run of gpmil fit, or a saved model.")
     if path.is_dir() and (path / CARD).is_file():
-        command = runs.read_config(path)["command"]
+        command = read_config(path)["command"]
         raise ValueError(
             f"{path} is a run of gpmil {command} and holds no model: gpmil fit makes one to "
             "predict with."
@@ -73,15 +77,15 @@ def repeat(file: Path, out: Path, cache: Path | None) -> None:
     """Predict again as a config.json says."""
     card = repeated(file, "predict")
     options = dict(card["options"])
-    source, asked = Source(**options.pop("source")), runs.Asked(**options.pop("asked"))
-    cache = cache or runs.cache_of(card)
+    source, asked = Source(**options.pop("source")), Asked(**options.pop("asked"))
+    cache = cache or cache_of(card)
     run(source, Wanted(**options), asked, out, cache, before=card)
 
 
 def run(
     source: Source,
     wanted: Wanted,
-    asked: runs.Asked,
+    asked: Asked,
     out: Path,
     cache: Path | None = None,
     before: dict[str, Any] | None = None,
@@ -102,7 +106,7 @@ def run(
         "options": {"source": asdict(source), **asdict(wanted), "asked": asdict(asked)},
         "model": {"class": type(model).__name__, **_card(place), **_classes(place)},
         "versions": package_versions(),
-        "data": runs.data_card(bags),
+        "data": data_card(bags),
         "cache": None if cache is None else str(cache),
         "read": lines,
     }
@@ -117,23 +121,23 @@ def run(
     note = " ".join(line for line in (wrong, seen) if line)
     if note:
         config["note"] = note
-    config |= runs.places(bags)
+    config |= placement(bags)
     if model.cohort_.get("classes"):  # of the probabilities, however these labels are called
         config["classes"] = model.cohort_["classes"]
-    n_steps = len(models) * len(list(runs.batches(bags.sizes, asked.batch))) + 1
-    with runs.workspace(out, config) as space, progress(n_steps) as step:
+    n_steps = len(models) * len(list(batches(bags.sizes, asked.batch))) + 1
+    with workspace(out, config) as space, progress(n_steps) as step:
         units: list[str] = []
         for coupling, own in models.items():
             # Several couplings have a column and folders of their own, a single one needs none.
             name = coupling if len(models) > 1 else ""
-            units += runs.predict_in_batches(space, own, bags, asked, step, name)
+            units += predict_in_batches(space, own, bags, asked, step, name)
         step("writing")
-        space.write(runs.PREDICTIONS, runs.csv_bytes(space.pooled(units)))
-        table = runs.read_predictions(space.folder)
-        found = runs.judge(space.folder, table)
+        space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
+        table = read_predictions(space.folder)
+        found = judge_run(space.folder, table)
         if found:
             noted = {"note": note} if note else {}
-            space.write(runs.METRICS, runs.json_bytes(noted | found))
+            space.write(METRICS, json_bytes(noted | found))
         write_report(space.folder)
     _say(table, found, out)
 
@@ -155,7 +159,7 @@ def _seen(place: Path, bags: Bags) -> str:
     file = place.parent / "splits.csv"
     if not file.exists():
         return ""
-    trained = set(run_files.read_table(file, "a table of splits", ["slide"])["slide"])
+    trained = set(read_table(file, "a table of splits", ["slide"])["slide"])
     known = [name for name in bags.names if str(name) in trained]
     if not known:
         return ""
@@ -166,7 +170,7 @@ def _seen(place: Path, bags: Bags) -> str:
 
 
 def _coupled(model: BagClassifier, couplings: list[float]) -> dict[str, BagClassifier]:
-    return {f"{c:.12g}": runs.with_coupling(model, c) for c in couplings}
+    return {f"{c:.12g}": with_coupling(model, c) for c in couplings}
 
 
 def _card(place: Path) -> dict[str, Any]:
@@ -178,7 +182,7 @@ def _card(place: Path) -> dict[str, Any]:
 def _classes(place: Path) -> dict[str, Any]:
     """The classes that the model was fitted to, if the run it lies in tells."""
     run = place.parent
-    known = classes_of(runs.read_config(run)) if (run / CARD).is_file() else {}
+    known = classes_of(read_config(run)) if (run / CARD).is_file() else {}
     return {"classes": known} if known else {}
 
 

@@ -3,20 +3,17 @@
 from functools import partial
 from pathlib import Path
 
-from gpmil.runs.patch_tables import (
+from gpmil.runs.maps_input import (
     Overview,
-    Table,
+    PatchTable,
     Wanted,
     config,
     counted,
     look,
-    making,
-    part_of,
-    say_done,
     slide_files,
     tables,
-    with_place,
 )
+from gpmil.runs.maps_output import making, part_of, say_done, with_place
 from gpmil.show import qupath, slides
 
 
@@ -39,7 +36,7 @@ def run(wanted: Wanted, gzip: bool = False) -> None:
     say_done(work, "GeoJSON file", wanted.out)
 
 
-def content(table: Table, file: Path | None, overview: Overview, gzip: bool) -> bytes:
+def content(table: PatchTable, file: Path | None, overview: Overview, gzip: bool) -> bytes:
     """The file of one slide."""
     if file is None and overview.microns:
         raise ValueError(

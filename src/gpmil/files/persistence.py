@@ -9,8 +9,6 @@ Reading executes nothing. Writing is all or nothing: the folder is made beside a
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,11 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as dump_arrays
 
 from gpmil.files.foreign import BadFile, read_json, reading, require_regular
+from gpmil.files.whole import fresh_folder, written_by_someone
 
 FORMAT = "gpmil-model"
 VERSION = 1
 ARRAYS, CARD = "model.safetensors", "model.json"
-DESKTOP = (".DS_Store", "Thumbs.db", "desktop.ini")  # of macOS, whose others begin with ._; Windows
 ADVICE = "Copy the folder again, or fit and save anew."
 
 
@@ -31,18 +29,12 @@ def write(path: str | os.PathLike, arrays: dict[str, np.ndarray], card: dict[str
     """Write a folder; one that already holds a gpmil model is replaced, any other refused."""
     path = Path(path)
     _check_target(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     payload = dump_arrays({name: np.ascontiguousarray(a) for name, a in arrays.items()})
     card = {"format": FORMAT, "version": VERSION} | card
     text = json.dumps(card | {"sha256": _checksums(payload, card)}, indent=2) + "\n"
-    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
+    with fresh_folder(path) as fresh:
         (fresh / ARRAYS).write_bytes(payload)
         (fresh / CARD).write_text(text, encoding="utf-8")
-        fresh.chmod(0o755)
-        swap(fresh, path)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _checksums(payload: bytes, card: dict[str, Any]) -> dict[str, str]:
@@ -64,30 +56,6 @@ def _check_target(path: Path) -> None:
         f"cannot save to {path}: the folder holds other things than a gpmil model "
         f"({', '.join(others[:3])}). Name a new or empty folder."
     )
-
-
-def written_by_someone(folder: Path) -> list[str]:
-    """Names in a folder but for those that a desktop leaves behind by itself."""
-    names = sorted(item.name for item in folder.iterdir())
-    return [name for name in names if name not in DESKTOP and not name.startswith("._")]
-
-
-def swap(fresh: Path, path: Path) -> None:
-    """Put `fresh` in the place of `path`; if that fails, what was there is there again."""
-    if not path.exists():
-        os.replace(fresh, path)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-    try:
-        os.replace(path, aside / path.name)
-        try:
-            os.replace(fresh, path)
-        except BaseException:
-            os.replace(aside / path.name, path)
-            raise
-    finally:
-        if path.exists():
-            shutil.rmtree(aside)
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The files of a run, checked: one function per kind, whoever reads them.
+"""The files of a run: their names, and one function per kind that reads and checks them.
 
 Runs are copied, cut off, opened in spreadsheets and written by other programs. What cannot be what
 `gpmil` wrote is a ValueError that names file, place, what was expected and what was found. Nothing
@@ -11,12 +11,20 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 import numpy as np
 import pandas as pd
 
+from gpmil.data.checks import listed
 from gpmil.files.foreign import BadFile, read_json, reading
 
+CARD, FORMAT = "config.json", "gpmil-run"
+PREDICTIONS, LABELS, METRICS = "predictions.csv", "labels.csv", "metrics.json"
+PATCHES, ENDING = "patches", ".csv.gz"
+LEVEL = 0.9  # of the interval of a slide's probability
+NEEDED = ("slide", "patient", "probability", "log_odds", "decision", "label")
+GIVEN = ["slide", "label", "patient"]  # the columns of labels.csv
 FARTHEST = 1e10  # positions, whatever their unit: slides have some 1e5 pixels
 STEPS = (1e-6, FARTHEST)  # distances of patches, and their sides
 TRUTH = {"true": "1", "false": "0"}
@@ -53,14 +61,14 @@ def _between(values: np.ndarray, limits: Range) -> np.ndarray:
 
 SHARE, KNOWN_SHARE = Range(0, 1), Range(0, 1, missing=False)
 POSITION = Range(-FARTHEST, FARTHEST, missing=False)
-PREDICTIONS = {
+SLIDE_COLUMNS = {
     "probability": KNOWN_SHARE,
     "low": SHARE,
     "high": SHARE,
     "log_odds": Range(),  # of a certainty infinite
     "label": Range(only=(0, 1)),
 }
-PATCHES = {
+PATCH_COLUMNS = {
     "x": POSITION,
     "y": POSITION,
     "z": POSITION,
@@ -71,6 +79,41 @@ PATCHES = {
     "flagged": Range(only=(0, 1)),
     "label": Range(only=(-1, 0, 1)),
 }
+
+
+# --- Names ----------------------------------------------------------------------------------------
+def coupling_folder(coupling: str) -> str:
+    """Where in patches/ the tables of one of several couplings lie."""
+    return f"coupling-{coupling}"
+
+
+def repeat_folder(repeat: int | str) -> str:
+    """Where in patches/ the tables of a later repeat lie."""
+    return f"repeat-{repeat}"
+
+
+def patch_file(slide: str) -> str:
+    """The name of a slide's table of patches, whatever the slide is called.
+
+    >>> patch_file("TCGA-01"), patch_file("a/b 1"), patch_file("../x")
+    ('TCGA-01.csv.gz', 'a%2Fb 1.csv.gz', '%2E.%2Fx.csv.gz')
+    """
+    safe = quote(slide, safe=" ()[]{}+,;=@!$&'#~^")
+    return (f"%2E{safe[1:]}" if safe.startswith(".") else safe) + ENDING
+
+
+def slide_name(file: Path) -> str:
+    """The slide whose patches a file holds.
+
+    >>> slide_name(Path("patches") / patch_file("../x"))
+    '../x'
+    """
+    return unquote(file.name.removesuffix(ENDING))
+
+
+def patch_path(folder: Path, slide: str, under: str = "") -> Path:
+    """The table of a slide's patches in a run; `under` is the folder of its coupling or repeat."""
+    return folder / PATCHES / under / patch_file(slide)
 
 
 # --- Tables ---------------------------------------------------------------------------------------
@@ -134,12 +177,19 @@ def _check_numbers(
             )
 
 
-def read_predictions(file: Path, needed: Iterable[str]) -> pd.DataFrame:
+def read_predictions(folder: Path, needed: Iterable[str] = NEEDED) -> pd.DataFrame:
     """predictions.csv: numbers are floats exactly as they are written, the others stay texts."""
+    file = folder / PREDICTIONS
+    if not file.exists():
+        raise ValueError(
+            f"{folder} has no {PREDICTIONS}: expected a run of gpmil fit, predict, cv or demo."
+        )
     frame = read_table(file, "a whole table of slides", needed)
-    for name in PREDICTIONS.keys() & set(frame):
-        frame[name] = _numbers(frame[name], PREDICTIONS[name], file)
-    _check_numbers({c: frame[c].to_numpy() for c in PREDICTIONS if c in frame}, PREDICTIONS, file)
+    for name in SLIDE_COLUMNS.keys() & set(frame):
+        frame[name] = _numbers(frame[name], SLIDE_COLUMNS[name], file)
+    _check_numbers(
+        {c: frame[c].to_numpy() for c in SLIDE_COLUMNS if c in frame}, SLIDE_COLUMNS, file
+    )
     if (frame["slide"] == "").any():
         raise BadFile(f"{file}: row {_row((frame['slide'] == '').to_numpy())} names no slide.")
     for name, good in (("coupling", _is_strength), ("repeat", str.isdecimal)):
@@ -171,23 +221,74 @@ def _is_strength(text: str) -> bool:
 def read_patches(file: Path) -> pd.DataFrame:
     """patches/<slide>.csv.gz: what gpmil writes as numbers, other columns as texts."""
     frame = read_table(file, "a whole table of patches")
-    for name in PATCHES.keys() & set(frame):
+    for name in PATCH_COLUMNS.keys() & set(frame):
         column = frame[name]
         if name == "flagged":
             column = column.map(lambda text: TRUTH.get(text.lower(), text))
-        frame[name] = _numbers(column, PATCHES[name], file)
-    check_patches({c: frame[c].to_numpy() for c in PATCHES if c in frame}, file)
+        frame[name] = _numbers(column, PATCH_COLUMNS[name], file)
+    check_patches({c: frame[c].to_numpy() for c in PATCH_COLUMNS if c in frame}, file)
     return frame
 
 
 def check_patches(columns: Mapping[str, np.ndarray], file: Path) -> None:
     """Refuse numbers of patches that cannot be."""
-    _check_numbers(columns, PATCHES, file)
+    _check_numbers(columns, PATCH_COLUMNS, file)
+
+
+# --- Labels that were given later -----------------------------------------------------------------
+def label_rows(predictions: pd.DataFrame) -> pd.DataFrame:
+    """labels.csv of predictions that `gpmil evaluate` gave other labels: one row per slide.
+
+    predictions.csv keeps what the run itself has read; whoever shows or judges the run takes these
+    in place of those, as long as the file is there.
+    """
+    found = predictions[GIVEN].drop_duplicates("slide")
+    return found.assign(label=["" if pd.isna(y) else str(int(y)) for y in found["label"]])
+
+
+def has_given_labels(folder: Path) -> bool:
+    """Whether a run has labels from `gpmil evaluate`."""
+    return (folder / LABELS).is_file()
+
+
+def with_given_labels(predictions: pd.DataFrame, folder: Path) -> pd.DataFrame:
+    """The predictions of a run with the labels and patients that it was given, where it was."""
+    if not has_given_labels(folder):
+        return predictions
+    given = _read_labels(folder / LABELS).reindex(predictions["slide"])
+    label = pd.to_numeric(given["label"]).to_numpy(dtype=float)
+    return predictions.assign(label=label, patient=given["patient"].fillna("").to_numpy())
+
+
+def _read_labels(file: Path) -> pd.DataFrame:
+    """Labels and patients by slide."""
+    frame = read_table(file, "a table of labels")
+    if list(frame) != GIVEN:
+        raise ValueError(f"{file}: expected the columns {listed(GIVEN)}, found {listed(frame)}.")
+    wrong = frame[~frame["label"].isin(["0", "1", ""])]["label"]
+    if len(wrong) or frame["slide"].duplicated().any():
+        what = f"labels {listed(wrong)}" if len(wrong) else "slides in several rows"
+        raise ValueError(
+            f"{file}: {what}; expected 0, 1 or nothing, once per slide. Was it changed by hand? "
+            "gpmil evaluate RUN --labels TABLE writes it anew."
+        )
+    return frame.set_index("slide")
 
 
 # --- JSON -----------------------------------------------------------------------------------------
-def read_config(file: Path) -> dict[str, Any]:
-    """config.json, its entries of the kinds that gpmil writes."""
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a run, or the file itself; a ValueError where gpmil wrote none."""
+    file = folder / CARD if folder.is_dir() else folder
+    if not file.exists():
+        raise ValueError(f"{folder} is no run of gpmil: there is no {CARD}. Check the path.")
+    card = read_card(file)
+    if card.get("format") != FORMAT or not isinstance(card.get("command"), str):
+        raise ValueError(f"{file} does not describe a run of gpmil (format {FORMAT!r} expected).")
+    return card
+
+
+def read_card(file: Path) -> dict[str, Any]:
+    """config.json, its entries of the kinds that gpmil writes, as far as there are any."""
     card = read_json(file)
     if not isinstance(card, dict):
         raise BadFile(

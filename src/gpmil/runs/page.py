@@ -5,8 +5,6 @@ config.json, predictions.csv, labels.csv, metrics.json, patches/, splits.csv and
 there are. `gpmil evaluate` judges by other labels, and gives them with the metrics they make.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,11 @@ import numpy as np
 import pandas as pd
 
 from gpmil.data.checks import count
-from gpmil.models import BagClassifier, load
-from gpmil.runs import files as run_files
-from gpmil.runs import folder as runs
-from gpmil.runs import labels as run_labels
+from gpmil.files.whole import write_whole
+from gpmil.models import BagClassifier
+from gpmil.runs.contents import PatchLabels, RunContents, has_patients
+from gpmil.runs.files import LABELS
+from gpmil.runs.judge import NO_PATIENT, estimate_of
 from gpmil.show import heatmaps, plots
 from gpmil.show.report import Picture, Section, Table, page
 
@@ -44,90 +43,6 @@ PATCH_METRICS = {
 }
 
 
-PatchLabels = Callable[[str, pd.DataFrame], np.ndarray]
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run folder holds."""
-
-    folder: Path
-    config: dict[str, Any]
-    slides: pd.DataFrame  # predictions.csv
-    model: BagClassifier | None
-    metrics: dict[str, Any]  # metrics.json
-    patch_labels: PatchLabels | None = None  # in place of those of the tables
-    given: bool = False  # labels are those of gpmil evaluate, not of the run itself
-    patients_known: bool = False  # when it was run, whatever gpmil evaluate was told later
-
-    @classmethod
-    def read(
-        cls,
-        folder: Path,
-        slides: pd.DataFrame | None = None,
-        metrics: dict[str, Any] | None = None,
-        patch_labels: PatchLabels | None = None,
-        given: bool | None = None,
-    ) -> "Run":
-        """Open a finished run, or one about to be finished; what is given is not read."""
-        config = run_files.read_config(folder / "config.json")
-        if slides is None:
-            found = (folder / runs.PREDICTIONS).exists()
-            slides = runs.read_predictions(folder) if found else pd.DataFrame()
-            slides = run_labels.overlaid(slides, folder) if found else slides
-        if metrics is None:
-            metrics = run_files.read_metrics(folder / runs.METRICS)
-        if "repeat" in slides and slides["repeat"].nunique() < 2:
-            slides = slides.drop(columns="repeat")
-        model = load(folder / "model") if (folder / "model").is_dir() else None
-        given = run_labels.are_given(folder) if given is None else given
-        known = _has_patients(runs.read_predictions(folder)) if len(slides) else False
-        return cls(folder, config, slides, model, metrics, patch_labels, given, known)
-
-    @property
-    def known(self) -> pd.DataFrame:
-        """Slides whose label is known."""
-        if "label" not in self.slides:
-            return self.slides.iloc[:0]
-        return self.slides[self.slides["label"].isin([0, 1])]
-
-    @property
-    def couplings(self) -> list[str]:
-        """The couplings, where there are several."""
-        return list(self.slides["coupling"].unique()) if "coupling" in self.slides else []
-
-    def by_coupling(self, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """The rows of each of several couplings, by its name; else all, without a name."""
-        if not self.couplings:
-            return {"": rows}
-        return {f"coupling {c}": rows[rows["coupling"] == c] for c in self.couplings}
-
-    def judged(self) -> dict[str, dict[str, Any]]:
-        """The metrics of each of several couplings, by its name; else of all, without a name."""
-        if "couplings" not in self.metrics:
-            return {"": self.metrics}
-        return {f"coupling {c}": found for c, found in self.metrics["couplings"].items()}
-
-    def patches(self, row: pd.Series, coupling: str | None = None) -> pd.DataFrame | None:
-        """The patches of a slide, of the same coupling and repeat (or of the coupling given)."""
-        place = self.folder / runs.PATCHES
-        if "coupling" in row:
-            place /= runs.coupling_folder(coupling or row["coupling"])
-        elif "repeat" in row and (place / runs.repeat_folder(row["repeat"])).is_dir():
-            place /= runs.repeat_folder(row["repeat"])
-        file = place / runs.patch_file(row["slide"])
-        if not file.exists():
-            return None
-        table = runs.read_patches(file)
-        if self.patch_labels is not None:
-            table["label"] = self.patch_labels(row["slide"], table)
-        return table
-
-    def side(self, what: str, slide: str) -> Any:
-        """The distance of patches ("steps") or their side ("sizes"), where the run knows it."""
-        return self.config.get(what, {}).get(slide)
-
-
 def write(
     folder: Path,
     slides: pd.DataFrame | None = None,
@@ -140,7 +55,7 @@ def write(
     Predictions with other labels (`given`), the metrics they make and `patch_labels(slide, table)`
     take the place of what is in the files.
     """
-    run = Run.read(Path(folder), slides, metrics, patch_labels, given)
+    run = RunContents.read(Path(folder), slides, metrics, patch_labels, given)
     sections = [
         section
         for section in (_read(run), _settings(run), _quality(run), _errors(run), _slides(run))
@@ -149,10 +64,10 @@ def write(
     name = run.config.get("model", {}).get("class", "") or "gpmil"
     title = f"{run.config.get('command', 'run')}: {name}"
     text = page(title, _lead(run), [*sections, _versions(run)], contents=True)
-    runs.write_whole(run.folder / REPORT, text.encode())
+    write_whole(run.folder / REPORT, text.encode())
 
 
-def _lead(run: Run) -> str:
+def _lead(run: RunContents) -> str:
     if not len(run.slides):
         return "A model was fitted; nothing was predicted in this run."
     known, n = run.known, run.slides["slide"].nunique()
@@ -169,7 +84,7 @@ def _lead(run: Run) -> str:
     return words + "."
 
 
-def _wrong_words(run: Run) -> str:
+def _wrong_words(run: RunContents) -> str:
     """How many are called wrongly, for each of several couplings."""
     if run.couplings:
         counts = [f"{_wrong(rows).sum()} ({c})" for c, rows in run.by_coupling(run.known).items()]
@@ -183,17 +98,17 @@ def _wrong(known: pd.DataFrame) -> pd.Series:
 
 
 # --- What was read, what was learned --------------------------------------------------------------
-def _read(run: Run) -> Section | None:
+def _read(run: RunContents) -> Section | None:
     lines = [str(line) for line in run.config.get("read", [])]
     if run.given:
         known, n = run.known["slide"].nunique(), run.slides["slide"].nunique()
         told = f"labels: {count(known, 'slide')} with a label, {n - known:,} without, as given to "
         lines = [line for line in lines if not line.startswith(("labels: ", "patients: "))]
-        lines.append(told + f"gpmil evaluate ({run_labels.LABELS})")
+        lines.append(told + f"gpmil evaluate ({LABELS})")
     return Section("What was read", lines) if lines else None
 
 
-def _settings(run: Run) -> Section | None:
+def _settings(run: RunContents) -> Section | None:
     if run.model is None:
         return None
     given = run.model.get_params(deep=False)
@@ -225,7 +140,7 @@ def _text(value: Any) -> str:
 
 
 # --- How good it is -------------------------------------------------------------------------------
-def _quality(run: Run) -> Section | None:
+def _quality(run: RunContents) -> Section | None:
     known, judged = run.known, run.judged()
     if (
         not len(known)
@@ -268,25 +183,21 @@ def _calibration(known: pd.DataFrame, of: str) -> list[Picture]:
     ]
 
 
-def _independence(run: Run) -> list[str]:
+def _independence(run: RunContents) -> list[str]:
     """What the numbers may be trusted for."""
     words = [str(run.config["note"])] if run.config.get("note") else []
     if run.config.get("command") == "cv":
         nor = ", nor its patient: slides of one patient stay together" if run.patients_known else ""
         words = [f"Every slide was predicted by a model that has not seen it{nor}."]
         if not run.patients_known:
-            words.append(runs.NO_PATIENT)
-    if not _has_patients(run.slides) and runs.NO_PATIENT not in words:
-        words.append(runs.NO_PATIENT)
+            words.append(NO_PATIENT)
+    if not has_patients(run.slides) and NO_PATIENT not in words:
+        words.append(NO_PATIENT)
     return words
 
 
-def _has_patients(slides: pd.DataFrame) -> bool:
-    return "patient" in slides and bool((slides["patient"] != "").any())
-
-
-def _by(run: Run) -> str:
-    return "by patient" if _has_patients(run.slides) else "by slide"
+def _by(run: RunContents) -> str:
+    return "by patient" if has_patients(run.slides) else "by slide"
 
 
 def _metric_table(
@@ -297,7 +208,7 @@ def _metric_table(
         name or "value": found[what]["metrics"] for name, found in judged.items() if what in found
     }
     rows = [
-        [name, *(str(runs.estimate(part[key])) for part in parts.values())]
+        [name, *(str(estimate_of(part[key])) for part in parts.values())]
         for key, name in names.items()
         if all(key in part for part in parts.values())
     ]
@@ -329,7 +240,7 @@ def _confusion(parts: dict[str, pd.DataFrame]) -> Table:
 
 
 # --- Slides ---------------------------------------------------------------------------------------
-def _errors(run: Run) -> Section | None:
+def _errors(run: RunContents) -> Section | None:
     """The worst errors with their maps: where did the model look?"""
     worst = _worst(run)
     if not len(worst):
@@ -340,7 +251,7 @@ def _errors(run: Run) -> Section | None:
     return Section("Worst errors", words, [_slide_table(worst.head(20))], pictures)
 
 
-def _worst(run: Run) -> pd.DataFrame:
+def _worst(run: RunContents) -> pd.DataFrame:
     """What is called wrongly, the surest first."""
     known = run.known
     if not len(known):
@@ -350,7 +261,7 @@ def _worst(run: Run) -> pd.DataFrame:
     return wrong.loc[order]
 
 
-def _maps(run: Run, rows: pd.DataFrame, most: int) -> list[Picture]:
+def _maps(run: RunContents, rows: pd.DataFrame, most: int) -> list[Picture]:
     """The maps of the first slides that have any."""
     draw = _maps_by_coupling if run.couplings else _map
     first = rows.drop_duplicates("slide").head(most)
@@ -358,7 +269,7 @@ def _maps(run: Run, rows: pd.DataFrame, most: int) -> list[Picture]:
     return [picture for picture in drawn if picture is not None]
 
 
-def _map(run: Run, row: pd.Series) -> Picture | None:
+def _map(run: RunContents, row: pd.Series) -> Picture | None:
     patches = _placed(run, row, run.patches(row))
     if patches is None:
         return None
@@ -375,7 +286,7 @@ def _map(run: Run, row: pd.Series) -> Picture | None:
     return _picture(figure, f"Heat map of {row['slide']}", str(row["slide"]), caption)
 
 
-def _maps_by_coupling(run: Run, row: pd.Series) -> Picture | None:
+def _maps_by_coupling(run: RunContents, row: pd.Series) -> Picture | None:
     """The maps of one slide side by side, one a coupling: the weaker the coupling, the rougher."""
     tables = [_placed(run, row, run.patches(row, c)) for c in run.couplings]
     found = {c: t for c, t in zip(run.couplings, tables) if t is not None}
@@ -399,7 +310,7 @@ def _maps_by_coupling(run: Run, row: pd.Series) -> Picture | None:
     return _picture(figure, alt, str(row["slide"]), "; ".join(said))
 
 
-def _placed(run: Run, row: pd.Series, patches: pd.DataFrame | None) -> pd.DataFrame | None:
+def _placed(run: RunContents, row: pd.Series, patches: pd.DataFrame | None) -> pd.DataFrame | None:
     """The patches, if it is known where they lie."""
     if patches is None or not {"x", "y"} <= set(patches.columns):
         return None
@@ -414,7 +325,7 @@ def _called(row: pd.Series) -> str:
     return "called positive" if row["log_odds"] > 0 else "called negative"
 
 
-def _slides(run: Run) -> Section | None:
+def _slides(run: RunContents) -> Section | None:
     if not len(run.slides):
         return None
     order = run.slides["log_odds"].abs().sort_values(kind="stable").index
@@ -457,7 +368,7 @@ def _interval(row: pd.Series) -> str:
     return f"{row['low']:.2f} to {row['high']:.2f}"
 
 
-def _versions(run: Run) -> Section:
+def _versions(run: RunContents) -> Section:
     rows = [[name, str(value)] for name, value in run.config.get("versions", {}).items()]
     return Section("Versions", [], [Table(["package", "version"], rows, text=["package"])])
 

@@ -16,22 +16,25 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 
 from gpmil import __version__
 from gpmil.files import persistence
 from gpmil.files.foreign import BadFile, read_json
-from gpmil.runs import files as run_files
-from gpmil.runs import labels as run_labels
+from gpmil.runs.files import (
+    LEVEL,
+    PREDICTIONS,
+    coupling_folder,
+    patch_path,
+    read_config,
+    read_predictions,
+    with_given_labels,
+)
 from gpmil.show import slides
-from gpmil.show.report import CARD, FORMAT
 
 logger = logging.getLogger("gpmil")
 
-PREDICTIONS, METRICS, PATCHES, ENDING = "predictions.csv", "metrics.json", "patches", ".csv.gz"
-LEVEL = 0.9  # of the interval of a slide's probability
 NUMBERS = ("probability", "low", "high", "log_odds")
 COUNTED = 64_000_000  # bytes of tables that are looked through to count their patches
 
@@ -73,8 +76,8 @@ class Run:
 
     def patch_table(self, slide: str, coupling: str) -> Path:
         """patches/<slide>.csv.gz; Missing where there is none."""
-        under = f"coupling-{coupling}" if coupling else ""  # later repeats have folders, too
-        file = self.folder / PATCHES / under / patch_file(slide)
+        under = coupling_folder(coupling) if coupling else ""  # later repeats have folders, too
+        file = patch_path(self.folder, slide, under)
         if not file.is_file():
             raise Missing(f"run {self.name} has no table of patches for slide {slide!r}.")
         return self._own(file)
@@ -100,15 +103,9 @@ def _root(folder: str) -> str:
     return os.path.realpath(folder)
 
 
-def patch_file(slide: str) -> str:
-    """The name of a slide's table of patches, as runs write it."""
-    safe = quote(slide, safe=" ()[]{}+,;=@!$&'#~^")
-    return (f"%2E{safe[1:]}" if safe.startswith(".") else safe) + ENDING
-
-
 def open_run(folder: Path, name: str | None = None) -> Run:
     """Read a run; a ValueError says in one line why it cannot be shown."""
-    config = _config(folder)
+    config = read_config(folder)
     table = _predictions(folder)
     if "coupling" in table:
         tables = {str(c): _once(rows) for c, rows in table.groupby("coupling", sort=False)}
@@ -117,28 +114,13 @@ def open_run(folder: Path, name: str | None = None) -> Run:
     return Run(folder, name or folder.resolve().name, config, tables, _fitted(folder, config))
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    file = folder / CARD
-    if not file.exists():
-        raise ValueError(f"{folder} is no run of gpmil: there is no {CARD}. Check the path.")
-    config = run_files.read_config(file)
-    if config.get("format") != FORMAT or not isinstance(config.get("command"), str):
-        raise ValueError(f"{file} does not describe a run of gpmil (format {FORMAT!r} expected).")
-    return config
-
-
 def _predictions(folder: Path) -> pd.DataFrame:
-    file = folder / PREDICTIONS
-    if not file.exists():
-        raise ValueError(
-            f"{folder} has no {PREDICTIONS}: expected a run of gpmil fit, predict, cv or demo."
-        )
-    frame = run_files.read_predictions(file, ["slide", "probability"])
+    frame = read_predictions(folder, ["slide", "probability"])
     for name in (*NUMBERS, "label"):
         frame[name] = frame.get(name, math.nan)
     for name in ("patient", "decision"):
         frame[name] = frame.get(name, "")
-    return run_labels.overlaid(frame, folder)
+    return with_given_labels(frame, folder)
 
 
 def _once(rows: pd.DataFrame) -> pd.DataFrame:

@@ -14,8 +14,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from gpmil.decide import metrics
 from gpmil.files.foreign import BadFile
-from gpmil.runs import files as run_files
-from gpmil.viewer.cohort import METRICS, Missing, Run
+from gpmil.runs.files import METRICS, read_metrics
+from gpmil.viewer.cohort import Missing, Run
 
 THRESHOLD = 0.5
 RESAMPLES = 300  # where metrics.json does not have the interval: it is waited for
@@ -44,7 +44,7 @@ def _judged(run: Run, coupling: str) -> dict[str, Any] | None:
     """The metrics of slides in metrics.json, as they are there."""
     file = run.file(METRICS)
     try:
-        found = {} if file is None else run_files.read_metrics(file)
+        found = {} if file is None else read_metrics(file)
     except BadFile as error:
         raise Missing(str(error)) from error
     part = found.get("couplings", {}).get(coupling, {}) if coupling else found

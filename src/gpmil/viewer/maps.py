@@ -23,7 +23,7 @@ from scipy.spatial import cKDTree
 
 from gpmil.data.graphs import infer_step
 from gpmil.files.foreign import BadFile, reading
-from gpmil.runs import files as run_files
+from gpmil.runs.files import check_patches
 from gpmil.show import qupath
 from gpmil.show.slides import SlideInfo
 from gpmil.viewer.cohort import Cohort, Missing, Run, as_dict
@@ -122,7 +122,7 @@ def read_table(file: Path) -> dict[str, Column]:
             if len(set(names)) < len(names):
                 raise ValueError("a column is there twice")
             table = dict(zip(names, _numbers(body, len(names)).T.copy()))
-        run_files.check_patches(table, file)
+        check_patches(table, file)
     except BadFile as error:
         raise Missing(str(error)) from error
     return table

@@ -1,0 +1,129 @@
+"""How good the predictions of a run are: metrics.json, from the files of the run alone."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gpmil.decide import metrics
+from gpmil.runs.files import PATCHES, coupling_folder, patch_file, read_patches
+
+RESAMPLES = 1000
+MANY_PATCHES, FEWER_RESAMPLES = 200_000, 200
+NO_PATIENT = (
+    "No patient is known: every slide is taken as a patient of its own. If patients have several "
+    "slides, folds leak and intervals are too narrow: give --patient."
+)
+
+
+def judge_run(folder: Path, predictions: pd.DataFrame, patch_labels: Any = None) -> dict[str, Any]:
+    """metrics.json from the files of a run; empty where no label is known.
+
+    `predictions` is predictions.csv, maybe with other labels; `patch_labels(slide, table)` gives
+    those of patches in place of the tables' own.
+    """
+    if "coupling" not in predictions:
+        return _judge(predictions, folder / PATCHES, patch_labels)
+    found = {
+        str(c): _judge(rows, folder / PATCHES / coupling_folder(str(c)), patch_labels)
+        for c, rows in predictions.groupby("coupling", sort=False)
+    }
+    return {"couplings": found} if any(found.values()) else {}
+
+
+def _judge(rows: pd.DataFrame, patches: Path, patch_labels: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    known = rows[rows["label"].notna()]
+    patient = np.where(rows["patient"] == "", "slide " + rows["slide"], rows["patient"])
+    if len(known):
+        groups = patient[rows["label"].notna()]
+        found["slides"] = _slide_metrics(known, groups)
+    truth = _patch_metrics(rows["slide"], patient, patches, patch_labels)
+    return found | ({"patches": truth} if truth else {})
+
+
+def _slide_metrics(known: pd.DataFrame, groups: np.ndarray) -> dict[str, Any]:
+    labels = known["label"].to_numpy().astype(np.int64)
+    probability = known["probability"].to_numpy()
+    estimates = metrics.bag_metrics(labels, probability, groups=groups, n_bootstrap=RESAMPLES)
+    by_patient = bool((known["patient"] != "").any())
+    found: dict[str, Any] = {
+        "predictions": len(known),
+        "slides": int(known["slide"].nunique()),
+        "patients": len(np.unique(groups)) if by_patient else None,
+        "intervals_by": "patient" if by_patient else "slide",
+        "positive": int(labels.sum()),
+        "resamples": RESAMPLES,
+        "metrics": _plain(estimates),
+    }
+    accepted = (known["decision"] == "accept").to_numpy()
+    if (known["decision"] != "").any():
+        wrong = accepted & ((probability > 0.5) != (labels == 1))
+        found["decisions"] = {"accepted": int(accepted.sum()), "wrong": int(wrong.sum())}
+    return found
+
+
+def _patch_metrics(
+    slides: pd.Series, patient: np.ndarray, folder: Path, patch_labels: Any
+) -> dict[str, Any]:
+    """Of all slides whose patches have labels, each slide once."""
+    tables, groups = [], []
+    for slide, group in zip(*_once(slides, patient)):
+        file = folder / patch_file(slide)
+        if not file.is_file():
+            continue
+        table = read_patches(file)
+        if patch_labels is not None:
+            table["label"] = patch_labels(slide, table)
+        if "label" in table and table["label"].notna().any():
+            tables.append(table)
+            groups.append(group)
+    if not tables:
+        return {}
+    bag = np.repeat(np.arange(len(tables)), [len(t) for t in tables])
+    every = pd.concat(tables, ignore_index=True)
+    labels = every["label"].fillna(-1).to_numpy().astype(np.int64)
+    flagged = every["flagged"].to_numpy() if "flagged" in every else None
+    resamples = RESAMPLES if len(every) <= MANY_PATCHES else FEWER_RESAMPLES
+    estimates = metrics.patch_metrics(
+        labels,
+        every["probability"].to_numpy(),
+        bag,
+        decision=flagged,
+        groups=np.array(groups),
+        n_bootstrap=resamples,
+    )
+    return {
+        "patches": int((labels >= 0).sum()),
+        "slides": len(tables),
+        "positive": int((labels == 1).sum()),
+        "decided": "probability > 0.5" if flagged is None else "flagged",
+        "resamples": resamples,
+        "metrics": _plain(estimates),
+    }
+
+
+def _once(slides: pd.Series, patient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    first = ~slides.duplicated().to_numpy()
+    return slides.to_numpy()[first], patient[first]
+
+
+def _plain(estimates: Mapping[str, metrics.Estimate]) -> dict[str, dict[str, Any]]:
+    """As JSON, which knows no nan."""
+    return {
+        name: {
+            k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(e).items()
+        }
+        for name, e in estimates.items()
+    }
+
+
+def estimate_of(card: Mapping[str, Any]) -> metrics.Estimate:
+    """An estimate as metrics.json has it."""
+    names = metrics.Estimate.__dataclass_fields__
+    known: dict[str, Any] = {k: math.nan if v is None else v for k, v in card.items() if k in names}
+    return metrics.Estimate(**known)

@@ -1,0 +1,192 @@
+"""Predictions of slides and patches, as tables of a run; some slides at a time."""
+
+import copy
+import gzip
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+
+from gpmil.data.bags import Bags
+from gpmil.decide.calibration import ReferRule
+from gpmil.models import BagClassifier, InstancePredictions
+from gpmil.models.base import log_odds
+from gpmil.models.checks import count, share
+from gpmil.models.fitted import FittedGP
+from gpmil.runs.files import LEVEL, coupling_folder, patch_path
+from gpmil.runs.workspace import Workspace, csv_bytes
+
+logger = logging.getLogger("gpmil")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What predictions are to say besides probabilities."""
+
+    rate: float = 0.1  # false discovery rate of flagged patches
+    alpha: float = 0.1  # error among accepted slides
+    interval_patches: int = 20_000  # slides of more get no interval: two matrices n x n
+    batch: int = 20_000  # patches at a time
+
+    def check(self) -> None:
+        """Before any file is read."""
+        share("--rate", self.rate)
+        share("--alpha", self.alpha)
+        count("--interval-patches", self.interval_patches, least=0)
+        count("--batch", self.batch, least=1)
+
+
+def refer_rule(model: BagClassifier, alpha: float) -> ReferRule | None:
+    """When slides may be accepted, if the model was fitted with calibrated=True."""
+    known = getattr(model, "cross_fit_", None)
+    if known is None or known.calibrator is None or not isinstance(model, FittedGP):
+        return None
+    try:
+        return model.refer_rule(alpha)
+    except ValueError as error:
+        logger.warning("slides are neither accepted nor referred: %s", error)
+        return None
+
+
+def with_coupling(model: BagClassifier, coupling: float) -> BagClassifier:
+    """A copy of the model that couples neighbours by another strength when it predicts."""
+    if not isinstance(model, FittedGP):
+        raise ValueError(
+            f"a {type(model).__name__} has no coupling to replace: only VGPMILPR and VGPMILPRI do."
+        )
+    if not (math.isfinite(coupling) and coupling >= 0):
+        raise ValueError(f"coupling must be a finite number >= 0, got {coupling:g}.")
+    other = copy.copy(model)
+    if coupling != model.coupling_:
+        other.coupling_ = float(coupling)
+        if model.cross_fit_ is not None:
+            logger.warning(
+                "coupling %g is not that of the fit (%g): what was calibrated there does not hold, "
+                "so there are no calibrated probabilities, p-values and flags for it.",
+                coupling,
+                model.coupling_,
+            )
+            other.cross_fit_ = None
+    return other
+
+
+def predict_in_batches(
+    space: Workspace,
+    model: BagClassifier,
+    bags: Bags,
+    asked: Asked,
+    step: Callable[[str], None],
+    coupling: str = "",
+) -> list[str]:
+    """Predict what was not predicted before, some slides at a time; the names of the parts."""
+    rule = refer_rule(model, asked.alpha)
+    under = coupling_folder(coupling) if coupling else ""
+    parts = list(batches(bags.sizes, asked.batch))
+    units = [f"{under}-batch-{k}".lstrip("-") for k in range(len(parts))]
+    for unit, part in zip(units, parts):
+        if space.done(unit):
+            step(f"{unit} of {len(parts)}: from before")
+            continue
+        step(f"{unit} of {len(parts)}: {len(part)} slides")
+        rows, patches = predict(model, bags[part], asked, rule)
+        write_patches(space, bags.names[part].tolist(), patches, under)
+        if coupling:
+            rows.insert(2, "coupling", coupling)
+        space.finish(unit, rows)
+    return units
+
+
+def predict(
+    model: BagClassifier, bags: Bags, asked: Asked, rule: ReferRule | None
+) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
+    """Rows of predictions.csv, and a table of patches for every slide (none from some models)."""
+    log_negative, instances = _both(model, bags, asked.rate)
+    calibrated = model._calibrate(log_negative)
+    probability = -np.expm1(calibrated)
+    low, high = _intervals(model, bags, asked.interval_patches)
+    decision = np.full(len(bags), "", dtype=object)
+    if rule is not None:
+        decision[:] = np.where(rule.decide(probability), "accept", "refer")
+    patients = "" if bags.groups is None else bags.groups.astype(str)
+    rows = pd.DataFrame(
+        {
+            "slide": bags.names.astype(str),
+            "patient": patients,
+            "probability": probability,
+            "low": low,
+            "high": high,
+            "log_odds": log_odds(calibrated),
+            "decision": decision,
+            "label": [str(y) if y >= 0 else "" for y in bags.labels],
+        }
+    )
+    return rows, [] if instances is None else [patch_table(p) for p in instances.split()]
+
+
+def _both(
+    model: BagClassifier, bags: Bags, rate: float
+) -> tuple[Float[np.ndarray, " B"], InstancePredictions | None]:
+    if isinstance(model, FittedGP):
+        found = model.predict_all(bags, rate=rate)
+        return found.log_proba_negative, found.instances
+    if hasattr(model, "predict_all"):
+        found = model.predict_all(bags)
+        return found.log_proba_negative, found.instances
+    log_negative, _ = model.log_proba_negative(bags)
+    try:
+        return log_negative, model.predict_instances(bags)
+    except ValueError as error:  # the bags are fine, as the line above shows
+        logger.info("no tables of patches: %s", error)
+        return log_negative, None
+
+
+def _intervals(
+    model: BagClassifier, bags: Bags, most: int
+) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
+    """Where the probability lies at LEVEL; nan where that is not known, or too dear."""
+    low, high = np.full(len(bags), np.nan), np.full(len(bags), np.nan)
+    small = bags.sizes <= most
+    if isinstance(model, FittedGP) and small.any():
+        low[small], high[small] = model.predict_interval(bags[small], level=LEVEL)
+    return low, high
+
+
+def patch_table(found: InstancePredictions) -> pd.DataFrame:
+    """The patches of a slide as patches/<slide>.csv.gz has them."""
+    bag = found.bags
+    frame = found.to_frame().drop(columns=["bag", "mean"]).rename(columns={"std": "sd"})
+    if found.flagged is not None:
+        frame["flagged"] = found.flagged.astype(np.int64)
+    if (bag.instance_labels >= 0).any():
+        frame["label"] = [str(y) if y >= 0 else "" for y in bag.instance_labels]
+    return frame
+
+
+def write_patches(
+    space: Workspace, slides: Sequence[str], tables: Sequence[pd.DataFrame], under: str = ""
+) -> None:
+    """patches/<slide>.csv.gz, or patches/<under>/<slide>.csv.gz; no time stamps inside."""
+    for slide, frame in zip(slides, tables):
+        name = patch_path(Path(), str(slide), under)
+        space.write(str(name), gzip.compress(csv_bytes(frame), mtime=0))
+
+
+def batches(sizes: Int[np.ndarray, " B"], most: int = 20_000) -> Iterator[Int[np.ndarray, " b"]]:
+    """Slides in order, about `most` patches at a time; the same for the same cohort.
+
+    >>> [b.tolist() for b in batches(np.array([3, 4, 9, 1]), most=8)]
+    [[0, 1], [2], [3]]
+    """
+    start, total = 0, 0
+    for b, n in enumerate(sizes):
+        if total and total + n > most:
+            yield np.arange(start, b)
+            start, total = b, 0
+        total += int(n)
+    if start < len(sizes):
+        yield np.arange(start, len(sizes))
