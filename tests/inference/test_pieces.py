@@ -20,6 +20,7 @@ from gpmil.coupling import operator as coupling
 from gpmil.fast import lanes, memory
 from gpmil.inference import pieces
 from gpmil.inference import solvers as inference
+from gpmil.process.kernels import Kernel
 
 CPU = torch.device("cpu")
 STRENGTH, C = 0.7, -0.3
@@ -248,11 +249,7 @@ def test_the_trace_from_some_columns(strength, limit, monkeypatch):
     monkeypatch.setattr(coupling, "DENSE_LIMIT", limit)  # large bags banded, or all dense
     large = small_cohort(seed=3, n_bags=6, sizes=(60, 90))
     x = torch.from_numpy(large.features.astype(float))
-
-    def rbf(a, b):
-        return torch.exp(-torch.cdist(a, b).square() / 8)
-
-    sums = []
+    rbf, sums = Kernel("rbf", 1.0, 2.0), []
     for every in (1, 7):
         parts = coupling.parts(large.adjacency, large.offsets, strength)
         sums.append(sum(float(p.trace(x[p.rows], rbf, every)) for p in parts))

@@ -23,7 +23,7 @@ from gpmil.inference import leave_out, tuning
 from gpmil.inference import solvers as inference
 from gpmil.inference.tuning import CENTRE, HIGHEST, LOWEST, STARTS, Cohort, Settings, Space
 from gpmil.models import learning
-from gpmil.process import features, sparse_gp
+from gpmil.process import features, kernels
 
 KERNELS = ["rbf", "matern32", "matern52", "linear"]
 POINTS = [Settings(3.0, 2.0, -1.0, 0.7), Settings(20.0, 3.0, -6.0, 1.3)]
@@ -78,20 +78,20 @@ def learner(Z, cls=VGPMILPRI, **others):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_equal_those_of_the_model(bags, Z, kernel):
     x, z = torch.from_numpy(bags.features.copy()), torch.from_numpy(Z)
-    pairs, values = tuning.functions(kernel)
+    formula = kernels.formula_of(kernel)
     length = torch.tensor(1.7, dtype=torch.float64)
-    model = sparse_gp.Kernel(kernel, 2.3, 1.7)
+    model = kernels.Kernel(kernel, 2.3, 1.7)
     padded = torch.stack([x[:5], x[3:8], x[10:15]])
     for a, b in ((x, z), (z, z), (padded, padded)):
-        assert relative_error(2.3 * values(pairs(a, b), length), model(a, b)) < 1e-12
+        assert relative_error(2.3 * formula.value(formula.pairs(a, b), length), model(a, b)) < 1e-12
 
 
 def test_a_kernel_object_is_taken_as_it_is(bags, Z):
     kernel = kernel_object()
-    pairs, values = tuning.functions(kernel)
+    formula = kernels.formula_of(kernel)
     x, z = torch.from_numpy(bags.features.copy()), torch.from_numpy(Z)
-    expected = sparse_gp.Kernel(kernel, 1.0, 1.0)(x, z)
-    assert torch.equal(values(pairs(x, z), torch.tensor(7.0)), expected)
+    expected = kernels.Kernel(kernel, 1.0, 1.0)(x, z)
+    assert torch.equal(formula.value(formula.pairs(x, z), torch.tensor(7.0)), expected)
 
 
 def kernel_object():

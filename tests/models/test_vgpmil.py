@@ -26,7 +26,8 @@ import gpmil
 from gpmil import VGPMIL, Bags
 from gpmil.inference import logistic
 from gpmil.models.base import resolve_device
-from gpmil.process.sparse_gp import Kernel, Posterior, SparseGP
+from gpmil.process.kernels import Kernel
+from gpmil.process.sparse_gp import Posterior, SparseGP
 
 LENGTH = 1.3
 

@@ -1,4 +1,3 @@
-import gpytorch
 import numpy as np
 import pytest
 import torch
@@ -6,56 +5,14 @@ from oracles.model import JITTER, coupling_matrix, kernel, relative_error
 from synthetic import small_cohort
 
 from gpmil.coupling.operator import Coupling, parts
-from gpmil.process.sparse_gp import Kernel, Posterior, Predictor, SparseGP, joint, marginal, rbf
+from gpmil.process.kernels import Kernel
+from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, joint, marginal
 
 NAMES = ["rbf", "matern32", "matern52", "linear"]
 
 
 def draw(n, d=3, seed=0):
     return np.random.default_rng(seed).normal(size=(n, d))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_kernels_equal_their_formulas(name):
-    x, z = draw(7), draw(5, seed=1)
-    found = Kernel(name, 2.7, 1.9)(torch.from_numpy(x), torch.from_numpy(z))
-    assert relative_error(found, kernel(x, z, name, 2.7, 1.9)) < 1e-14
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_kernels_take_batches(name):
-    x = torch.from_numpy(draw(12).reshape(2, 6, 3))
-    k = Kernel(name, 0.6, 2.1)
-    for b in range(2):
-        assert torch.allclose(k(x, x)[b], k(x[b], x[b]), atol=1e-14)
-
-
-@pytest.mark.parametrize("shift", [0.0, 3e3])
-def test_rbf_in_place_equals_gpytorch(shift):
-    rng = np.random.default_rng(4)
-    x, z = (torch.from_numpy(rng.normal(size=(2, n, 7)) + shift) for n in (9, 5))
-    kept = x.clone()
-    unit = Kernel("rbf", 1.0, 1.0)
-    with torch.no_grad():
-        fast = unit(x, z)
-    with torch.enable_grad():
-        twin = unit(x, z)
-    assert torch.equal(fast, rbf(x, z)) and torch.equal(x, kept)
-    torch.testing.assert_close(fast, twin, rtol=1e-12 * (1 + shift), atol=1e-15)
-
-
-def test_a_kernel_object_is_taken_as_it_is():
-    given = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
-    given.outputscale = torch.tensor(3.1, dtype=torch.float64)
-    given.base_kernel.lengthscale = torch.tensor(0.8, dtype=torch.float64)
-    x, z = draw(6), draw(4, seed=1)
-    found = Kernel(given, 99.0, 99.0)(torch.from_numpy(x), torch.from_numpy(z))
-    assert relative_error(found, kernel(x, z, "rbf", 3.1, 0.8)) < 1e-13
-
-
-def test_an_unknown_kernel_lists_the_known():
-    with pytest.raises(ValueError, match="matern32"):
-        Kernel("rbfx", 1.0, 1.0)
 
 
 @pytest.mark.parametrize("name", NAMES)

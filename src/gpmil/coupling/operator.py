@@ -25,8 +25,6 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from scipy.sparse.linalg import splu
 from torch import Tensor
 
-Kernel = Callable[[Tensor, Tensor], Tensor]
-
 DENSE_LIMIT = 256  # patches a bag: above it a banded solve is cheaper than a dense inverse
 GPU_DENSE_LIMIT = 2048  # and on a GPU, where many small steps cost more than much arithmetic
 BATCH_ELEMENTS = 2**17  # entries of one padded batch of Sigma on a CPU: some caches full
@@ -35,6 +33,17 @@ SIMILAR = 0.75  # of the largest bag in a batch: padding more would cost more th
 BAND_BYTES = 600e6  # a factor larger than this goes to SuperLU
 STRONGEST = 1e12  # lambda beyond which I + lambda C has no digits left for the I
 COLUMNS = 512  # columns of Sigma formed at a time
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """What is asked of a kernel here: matrices, and their diagonal."""
+
+    def __call__(self, x: Tensor, z: Tensor, /) -> Tensor:
+        """k(x_i, z_j), (..., n, m)."""
+
+    def diagonal(self, x: Tensor, /) -> Tensor:
+        """k(x_i, x_i), (..., n)."""
 
 
 @runtime_checkable
@@ -80,7 +89,7 @@ class Identity:
 
     def congruence_diagonal(self, x: Float[Tensor, "n d"], kernel: Kernel) -> Float[Tensor, " n"]:
         """The kernel's own diagonal."""
-        return kernel(x[:, None, :], x[:, None, :])[:, 0, 0]
+        return kernel.diagonal(x)
 
     def trace(self, x: Float[Tensor, "n d"], kernel: Kernel, every: int = 1) -> Float[Tensor, ""]:
         """The sum of the kernel's diagonal, which is cheap: no column is left out."""

@@ -26,7 +26,8 @@ from gpmil.inference.solvers import Problem, summed
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap, Sums
 from gpmil.process.inducing import Tally
-from gpmil.process.sparse_gp import Kernel, SparseGP
+from gpmil.process.kernels import Kernel
+from gpmil.process.sparse_gp import SparseGP
 
 BagSource = Bags | Callable[[], Bags]
 

@@ -25,7 +25,8 @@ from torch import Tensor
 from gpmil.coupling import operator as coupling
 from gpmil.inference import solvers as inference
 from gpmil.inference.solvers import Problem
-from gpmil.process.sparse_gp import Kernel, SparseGP
+from gpmil.process.kernels import Kernel
+from gpmil.process.sparse_gp import SparseGP
 from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")

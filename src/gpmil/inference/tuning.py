@@ -36,7 +36,8 @@ from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
-from gpmil.process.sparse_gp import JITTER, Kernel
+from gpmil.process.kernels import Formula, formula_of
+from gpmil.process.sparse_gp import JITTER
 
 logger = logging.getLogger("gpmil")
 
@@ -59,7 +60,6 @@ STARTS = (
 LOWEST = (0.05, 0.2, -4.0, 0.01)
 HIGHEST = (5000.0, 50.0, 2.0, 100.0)
 WEIGHT_WIDTH = 0.5  # of the logarithms of the columns' weights
-TINY = 1e-30  # a squared distance
 FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 4  # fits' worth of work in one value with its gradient
 
@@ -71,60 +71,6 @@ class Settings(NamedTuple):
     lengthscale: float
     mean: float
     coupling: float
-
-
-# --- Kernels as functions of what can be kept -------------------------------------------------
-
-
-def squared_distances(x: Tensor, z: Tensor) -> Tensor:
-    """|x - z|^2 between the rows of x and of z."""
-    center = z.flatten(0, -2).mean(0)
-    x, z = x - center, z - center
-    out = x.square().sum(-1, keepdim=True) + z.square().sum(-1)[..., None, :] - 2 * (x @ z.mT)
-    return out.clamp(min=0)
-
-
-def inner_products(x: Tensor, z: Tensor) -> Tensor:
-    """x'z between the rows of x and of z."""
-    return x @ z.mT
-
-
-def _rbf(s: Tensor, length: Tensor) -> Tensor:
-    return torch.exp(s * (-0.5 / length**2))
-
-
-def _matern32(s: Tensor, length: Tensor) -> Tensor:
-    r = (3 * s.clamp(min=TINY)).sqrt() / length  # sqrt has no derivative at zero
-    return (1 + r) * torch.exp(-r)
-
-
-def _matern52(s: Tensor, length: Tensor) -> Tensor:
-    r = (5 * s.clamp(min=TINY)).sqrt() / length
-    return (1 + r + r * r / 3) * torch.exp(-r)
-
-
-def _linear(g: Tensor, length: Tensor) -> Tensor:
-    return g / length**2
-
-
-def _as_given(k: Tensor, length: Tensor) -> Tensor:
-    return k
-
-
-TwoTensors = Callable[[Tensor, Tensor], Tensor]
-KERNELS: dict[str, tuple[TwoTensors, TwoTensors]] = {
-    "rbf": (squared_distances, _rbf),
-    "matern32": (squared_distances, _matern32),
-    "matern52": (squared_distances, _matern52),
-    "linear": (inner_products, _linear),
-}
-
-
-def functions(kernel: str | GPyTorchKernel) -> tuple[TwoTensors, TwoTensors]:
-    """What to keep of two sets of inputs, and the unit kernel from that and the length scale."""
-    if isinstance(kernel, str):
-        return KERNELS[kernel]
-    return Kernel(kernel, 1.0, 1.0), _as_given
 
 
 # --- The cohort -------------------------------------------------------------------------------
@@ -175,6 +121,11 @@ class Cohort:
     kept: list[Batch] = field(default_factory=list)
     relevance: bool = False  # every column has a weight: batches then hold inputs, not distances
 
+    @property
+    def formula(self) -> Formula:
+        """The kernel as a function of what can be kept."""
+        return formula_of(self.kernel, self.inputs.device)
+
     def batches(self) -> Iterator[Batch]:
         """All bags; kept where memory allows, otherwise made again every time."""
         if self.kept:
@@ -191,7 +142,7 @@ class Cohort:
 
     def _batch(self, bags: np.ndarray) -> Batch:
         device = self.inputs.device
-        pairs = _first if self.relevance else functions(self.kernel)[0]
+        pairs = _first if self.relevance else self.formula.pairs
         rows, mask, P = padded_precision(self.adjacency, self.offsets, bags, 1.0)
         x = self.inputs[torch.from_numpy(rows).to(device)]
         padded = x.new_zeros(*mask.shape, x.shape[1])
@@ -227,9 +178,9 @@ class Theta(NamedTuple):
 
 def inducing_factor(cohort: Cohort, theta: Theta) -> Float[Tensor, "M M"]:
     """L = chol(Kzz + jitter)."""
-    pairs, values = functions(cohort.kernel)
+    formula = cohort.formula
     Z = cohort.inducing if theta.weights is None else cohort.inducing * theta.weights
-    unit = values(pairs(Z, Z), theta.lengthscale)
+    unit = formula.value(formula.pairs(Z, Z), theta.lengthscale)
     jitter = JITTER if isinstance(cohort.kernel, str) else JITTER * unit.diagonal().mean()
     eye = torch.eye(len(unit), dtype=unit.dtype, device=unit.device)
     return psd_safe_cholesky(theta.variance * (unit + jitter * eye))
@@ -237,20 +188,20 @@ def inducing_factor(cohort: Cohort, theta: Theta) -> Float[Tensor, "M M"]:
 
 def bag_of(cohort: Cohort, batch: Batch, theta: Theta, L: Tensor, with_K: bool = True) -> Bag:
     """W, H, Sigma and K of a batch at some settings."""
-    pairs, values = functions(cohort.kernel)
+    formula = cohort.formula
     to_inducing, within = batch.to_inducing, batch.within
     if theta.weights is not None:
         x, padded = to_inducing * theta.weights, within * theta.weights
-        to_inducing = pairs(x, cohort.inducing * theta.weights)
-        within = pairs(padded, padded) if with_K else padded
-    Kxz = theta.variance * values(to_inducing, theta.lengthscale)
+        to_inducing = formula.pairs(x, cohort.inducing * theta.weights)
+        within = formula.pairs(padded, padded) if with_K else padded
+    Kxz = theta.variance * formula.value(to_inducing, theta.lengthscale)
     W_rows = torch.linalg.solve_triangular(L, Kxz.mT, upper=False).mT
     W = W_rows.new_zeros(*batch.mask.shape, W_rows.shape[1])
     W = W.masked_scatter(batch.mask[..., None], W_rows)
     eye = torch.eye(batch.C.shape[-1], dtype=W.dtype, device=W.device)
     # Sigma = (I + lambda C)^-1
     sigma = torch.cholesky_inverse(torch.linalg.cholesky(eye + theta.coupling * batch.C))
-    K = theta.variance * values(within, theta.lengthscale) if with_K else sigma
+    K = theta.variance * formula.value(within, theta.lengthscale) if with_K else sigma
     return Bag(batch.mask, batch.positive, W, sigma @ W, sigma, K)
 
 

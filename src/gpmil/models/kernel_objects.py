@@ -7,7 +7,7 @@ import gpytorch
 import numpy as np
 import torch
 
-from gpmil.process.sparse_gp import Kernel
+from gpmil.process.kernels import Kernel
 
 
 def kernel_arrays(kernel: gpytorch.kernels.Kernel, inducing: torch.Tensor) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ from gpmil.models.cross_fit import CrossFit, restore
 from gpmil.models.kernel_objects import compare_kernel, fill_kernel, kernel_arrays
 from gpmil.models.saved_checks import Damaged
 from gpmil.models.sparse import SparseGPModel
-from gpmil.process.sparse_gp import KERNELS
+from gpmil.process.kernels import KERNELS
 
 CPU = torch.device("cpu")
 AGREEMENT = 1e-3  # of the largest number: another machine factors a stiff kernel a little otherwise

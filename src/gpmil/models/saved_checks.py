@@ -16,7 +16,7 @@ from gpmil.coupling.operator import check_strength
 from gpmil.decide.calibration import SlideCalibrator
 from gpmil.files.persistence import ARRAYS, CARD
 from gpmil.models.checks import count, flag, is_number, number, one_of
-from gpmil.process.sparse_gp import KERNELS
+from gpmil.process.kernels import KERNELS
 
 Shape = tuple[str | int, ...]
 Symbols = dict[str, int]  # the sizes met so far

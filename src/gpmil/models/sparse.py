@@ -16,7 +16,8 @@ from gpmil.models.base import BagClassifier
 from gpmil.models.checks import check_inducing, check_lengths, generator
 from gpmil.process.features import FeatureMap, Rows
 from gpmil.process.inducing import kmeans_by_class
-from gpmil.process.sparse_gp import Kernel, Posterior, Predictor, SparseGP
+from gpmil.process.kernels import Kernel
+from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP
 
 Model = TypeVar("Model", bound="SparseGPModel")
 

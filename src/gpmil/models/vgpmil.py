@@ -31,7 +31,7 @@ from gpmil.models.checks import (
 )
 from gpmil.models.saved import Saved
 from gpmil.process.features import ROWS
-from gpmil.process.sparse_gp import KERNELS
+from gpmil.process.kernels import KERNELS
 from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")

@@ -43,7 +43,8 @@ from gpmil.models.checks import (
 from gpmil.models.cross_fit import CrossFit, planned_folds, suspicion
 from gpmil.models.fitted import FittedGP
 from gpmil.process import features
-from gpmil.process.sparse_gp import Kernel, Posterior, SparseGP
+from gpmil.process.kernels import Kernel
+from gpmil.process.sparse_gp import Posterior, SparseGP
 from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")

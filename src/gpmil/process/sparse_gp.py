@@ -1,4 +1,4 @@
-"""The sparse Gaussian process: kernel, whitened features W, q(u), and predictions of m*.
+"""The sparse Gaussian process: whitened features W, q(u), and predictions of m*.
 
     u ~ N(0, Kzz), f | u ~ N(c + A u, Kxx - Qxx), A = Kxz Kzz^-1            eqs. (u), (fgu)
 
@@ -6,83 +6,17 @@ Whitened: Kzz + jitter = L L', u = L w, W = Kxz L^-T, so that f has mean c + W w
 R = I + W' Sigma W the covariance of q(w) is R^-1, and Sigma^u = L R^-1 L' (eq. sigma_u).
 """
 
-import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import gpytorch
 import torch
 from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpmil.coupling.operator import Part
+from gpmil.process.kernels import Kernel
 
-KERNELS: dict[str, Callable[[], gpytorch.kernels.Kernel]] = {
-    "rbf": gpytorch.kernels.RBFKernel,
-    "matern32": lambda: gpytorch.kernels.MaternKernel(nu=1.5),
-    "matern52": lambda: gpytorch.kernels.MaternKernel(nu=2.5),
-    "linear": gpytorch.kernels.LinearKernel,
-}
 JITTER = 1e-6  # of the variance, on the diagonal of Kzz
-
-
-class Kernel:
-    """k(x, z) = variance * unit((x / lengthscale), (z / lengthscale)), dense, float64.
-
-    The unit kernel is gpytorch's with every hyperparameter at one: a number passed through its
-    setters would be rounded to float32. A kernel object of the user's is taken as it is.
-    """
-
-    def __init__(
-        self,
-        kernel: str | gpytorch.kernels.Kernel,
-        variance: float | Tensor,
-        lengthscale: float | Tensor,
-        device: str | torch.device = "cpu",
-    ):
-        named = isinstance(kernel, str)
-        self.variance = variance if named else 1.0
-        self.lengthscale = lengthscale if named else 1.0
-        self.jitter = JITTER * variance if named else None
-        self.unit = unit_kernel(kernel).to(device).requires_grad_(False)
-        self.is_rbf = named and kernel == "rbf"
-
-    def __call__(
-        self, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
-    ) -> Float[Tensor, "*b n m"]:
-        """The matrix of covariances between the rows of x and of z."""
-        if self.is_rbf and not torch.is_grad_enabled():
-            return rbf(x / self.lengthscale, z / self.lengthscale).mul_(self.variance)
-        return self.variance * self.unit(x / self.lengthscale, z / self.lengthscale).to_dense()
-
-
-def rbf(x: Float[Tensor, "*b n d"], z: Float[Tensor, "*#b m d"]) -> Float[Tensor, "*b n m"]:
-    """exp(-|x - z|^2 / 2) in place, one pass over the matrix where gpytorch takes several."""
-    # -|x - z|^2 / 2 = x'z - |x|^2 / 2 - |z|^2 / 2, on centred inputs so that little cancels
-    center = z.flatten(0, -2).mean(0)
-    x, z = x - center, z - center
-    out = x @ z.mT
-    out -= x.square().sum(-1, keepdim=True) / 2
-    out -= z.square().sum(-1)[..., None, :] / 2
-    return out.clamp_(max=0).exp_()
-
-
-def unit_kernel(kernel: str | gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
-    """A gpytorch kernel by name, in float64 with unit hyperparameters; or a copy of the given."""
-    if isinstance(kernel, gpytorch.kernels.Kernel):
-        return copy.deepcopy(kernel).double()
-    if kernel not in KERNELS:
-        raise ValueError(
-            f"kernel must be one of {sorted(KERNELS)}, 'auto' or a gpytorch kernel, got {kernel!r}."
-        )
-    unit = KERNELS[kernel]().double()
-    one = torch.ones((), dtype=torch.float64)
-    if kernel == "linear":
-        unit.variance = one
-    else:
-        unit.lengthscale = one
-    return unit
 
 
 @dataclass(frozen=True)
@@ -97,7 +31,7 @@ class SparseGP:
     def build(cls, kernel: Kernel, inducing: Float[Tensor, "M d"]) -> "SparseGP":
         """Factor Kzz + 1e-6 variance I (a kernel object: 1e-6 of its mean diagonal)."""
         Kzz = kernel(inducing, inducing)
-        jitter = JITTER * Kzz.diagonal().mean() if kernel.jitter is None else kernel.jitter
+        jitter = JITTER * (kernel.variance if kernel.named else Kzz.diagonal().mean())
         eye = torch.eye(len(Kzz), dtype=Kzz.dtype, device=Kzz.device)
         return cls(kernel, inducing, psd_safe_cholesky(Kzz + jitter * eye))
 

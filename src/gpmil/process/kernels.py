@@ -1,0 +1,157 @@
+"""The kernels, in one table: a new kernel is one entry of KERNELS (docs/extending.md).
+
+    k(x, z) = variance * value(pairs(x, z), lengthscale),  k(x, x) = variance * value(own(x), ...)
+
+Formulas are plain torch, so that derivatives of any order are right; gpytorch's setters cut
+gradients and its second derivatives are wrong. `pairs` does not depend on the settings: learning
+them keeps it. A gpytorch kernel object of the user's is taken as it is.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel as GPyTorchKernel
+from jaxtyping import Float
+from torch import Tensor
+
+TINY = 1e-30  # a squared distance
+Length = float | Tensor
+
+
+# --- What a kernel is a function of ---------------------------------------------------------------
+
+
+def squared_distances(
+    x: Float[Tensor, "*b n d"], z: Float[Tensor, "*#b m d"]
+) -> Float[Tensor, "*b n m"]:
+    """|x - z|^2 between the rows of x and of z."""
+    center = z.flatten(0, -2).mean(0)
+    x, z = x - center, z - center
+    out = x.square().sum(-1, keepdim=True) + z.square().sum(-1)[..., None, :] - 2 * (x @ z.mT)
+    return out.clamp(min=0)
+
+
+def no_distance(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
+    """|x - x|^2 of every row."""
+    return x.new_zeros(x.shape[:-1])
+
+
+def inner_products(
+    x: Float[Tensor, "*b n d"], z: Float[Tensor, "*#b m d"]
+) -> Float[Tensor, "*b n m"]:
+    """x'z between the rows of x and of z."""
+    return x @ z.mT
+
+
+def squared_norms(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
+    """x'x of every row."""
+    return x.square().sum(-1)
+
+
+# --- The kernels ----------------------------------------------------------------------------------
+
+
+def rbf_value(s: Tensor, length: Length) -> Tensor:
+    """exp(-s / (2 length^2))."""
+    return torch.exp(s * (-0.5 / length**2))
+
+
+def rbf(x: Float[Tensor, "*b n d"], z: Float[Tensor, "*#b m d"]) -> Float[Tensor, "*b n m"]:
+    """exp(-|x - z|^2 / 2) in place, one pass over the matrix where the formula takes several."""
+    # -|x - z|^2 / 2 = x'z - |x|^2 / 2 - |z|^2 / 2, on centred inputs so that little cancels
+    center = z.flatten(0, -2).mean(0)
+    x, z = x - center, z - center
+    out = x @ z.mT
+    out -= x.square().sum(-1, keepdim=True) / 2
+    out -= z.square().sum(-1)[..., None, :] / 2
+    return out.clamp_(max=0).exp_()
+
+
+def matern32_value(s: Tensor, length: Length) -> Tensor:
+    """(1 + r) exp(-r), r = sqrt(3 s) / length."""
+    r = (3 * s.clamp(min=TINY)).sqrt() / length  # sqrt has no derivative at zero
+    return (1 + r) * torch.exp(-r)
+
+
+def matern52_value(s: Tensor, length: Length) -> Tensor:
+    """(1 + r + r^2 / 3) exp(-r), r = sqrt(5 s) / length."""
+    r = (5 * s.clamp(min=TINY)).sqrt() / length
+    return (1 + r + r * r / 3) * torch.exp(-r)
+
+
+def linear_value(g: Tensor, length: Length) -> Tensor:
+    """g / length^2."""
+    return g / length**2
+
+
+class Formula(NamedTuple):
+    """A kernel of variance one, as a function of what two inputs have to do with each other."""
+
+    pairs: Callable[[Tensor, Tensor], Tensor]  # of the rows of x with those of z
+    own: Callable[[Tensor], Tensor]  # the same of every row with itself
+    value: Callable[[Tensor, Length], Tensor]  # from either, and the length scale
+    # the whole of it at length one, where no derivative is asked for
+    in_place: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+KERNELS: dict[str, Formula] = {
+    "rbf": Formula(squared_distances, no_distance, rbf_value, in_place=rbf),
+    "matern32": Formula(squared_distances, no_distance, matern32_value),
+    "matern52": Formula(squared_distances, no_distance, matern52_value),
+    "linear": Formula(inner_products, squared_norms, linear_value),
+}
+
+
+def formula_of(kernel: str | GPyTorchKernel, device: str | torch.device = "cpu") -> Formula:
+    """The entry of the table, or a kernel object in the form of one."""
+    if isinstance(kernel, GPyTorchKernel):
+        return _as_given(kernel, device)
+    if kernel not in KERNELS:
+        raise ValueError(
+            f"kernel must be one of {sorted(KERNELS)}, 'auto' or a gpytorch kernel, got {kernel!r}."
+        )
+    return KERNELS[kernel]
+
+
+def _as_given(kernel: GPyTorchKernel, device: str | torch.device) -> Formula:
+    """A copy of the user's object in float64: its values are the pairs, no length applies."""
+    mine = copy.deepcopy(kernel).double().to(device).requires_grad_(False)
+    return Formula(
+        lambda x, z: mine(x, z).to_dense(),
+        lambda x: mine(x[..., None, :], x[..., None, :]).to_dense()[..., 0, 0],
+        lambda k, length: k,
+    )
+
+
+class Kernel:
+    """A formula with its two settings: dense matrices in float64, and their diagonal.
+
+    Settings are numbers, or tensors to differentiate. They do not apply to a kernel object.
+    """
+
+    def __init__(
+        self,
+        kernel: str | GPyTorchKernel,
+        variance: float | Tensor,
+        lengthscale: float | Tensor,
+        device: str | torch.device = "cpu",
+    ):
+        self.named = isinstance(kernel, str)
+        self.variance = variance if self.named else 1.0
+        self.lengthscale = lengthscale if self.named else 1.0
+        self.formula = formula_of(kernel, device)
+
+    def __call__(
+        self, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
+    ) -> Float[Tensor, "*b n m"]:
+        """The matrix of covariances between the rows of x and of z."""
+        f = self.formula
+        if f.in_place is not None and not torch.is_grad_enabled():
+            return f.in_place(x / self.lengthscale, z / self.lengthscale).mul_(self.variance)
+        return self.variance * f.value(f.pairs(x, z), self.lengthscale)
+
+    def diagonal(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
+        """k(x_i, x_i)."""
+        return self.variance * self.formula.value(self.formula.own(x), self.lengthscale)

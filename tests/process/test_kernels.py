@@ -1,0 +1,109 @@
+"""The table of kernels: every entry against gpytorch and against loops, with its derivatives."""
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from oracles.model import kernel, relative_error
+
+from gpmil.process.kernels import KERNELS, Kernel, rbf
+
+UNIT = {
+    "rbf": gpytorch.kernels.RBFKernel(),
+    "matern32": gpytorch.kernels.MaternKernel(nu=1.5),
+    "matern52": gpytorch.kernels.MaternKernel(nu=2.5),
+    "linear": gpytorch.kernels.LinearKernel(),
+}
+NAMES = list(UNIT)
+ONE = torch.ones((), dtype=torch.float64)
+
+
+def draw(n, d=3, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, d))
+
+
+def unit_of_gpytorch(name):
+    unit = UNIT[name].double().requires_grad_(False)
+    setattr(unit, "variance" if name == "linear" else "lengthscale", ONE)
+    return unit
+
+
+def test_every_kernel_of_the_table_is_tested():
+    assert sorted(NAMES) == sorted(KERNELS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_kernels_equal_their_formulas(name, with_grad):
+    x, z = draw(7), draw(5, seed=1)
+    with torch.set_grad_enabled(with_grad):
+        found = Kernel(name, 2.7, 1.9)(torch.from_numpy(x), torch.from_numpy(z))
+    assert relative_error(found, kernel(x, z, name, 2.7, 1.9)) < 1e-14
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_equal_those_of_gpytorch(name):
+    x, z = torch.from_numpy(draw(9)), torch.from_numpy(draw(5, seed=1))
+    expected = 2.7 * unit_of_gpytorch(name)(x / 1.9, z / 1.9).to_dense()
+    assert relative_error(Kernel(name, 2.7, 1.9)(x, z), expected) < 1e-14
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_diagonal_is_that_of_the_matrix(name):
+    x = torch.from_numpy(draw(12).reshape(2, 6, 3))
+    for k in (Kernel(name, 0.6, 2.1), Kernel(unit_of_gpytorch(name), 9.0, 9.0)):
+        expected = k(x, x).diagonal(dim1=-2, dim2=-1)
+        torch.testing.assert_close(k.diagonal(x), expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_first_and_second_derivatives_in_the_settings_and_the_inputs(name):
+    x = torch.from_numpy(draw(4)).requires_grad_()
+    z = torch.from_numpy(draw(3, seed=1)).requires_grad_()
+    settings = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (2.7, 1.9))
+
+    def matrix_and_diagonal(variance, length, x, z):
+        k = Kernel(name, variance, length)
+        return k(x, z), k.diagonal(x)
+
+    with torch.enable_grad():
+        at = (*settings, x, z)
+        assert torch.autograd.gradcheck(matrix_and_diagonal, at)
+        assert torch.autograd.gradgradcheck(matrix_and_diagonal, at)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_take_batches(name):
+    x = torch.from_numpy(draw(12).reshape(2, 6, 3))
+    k = Kernel(name, 0.6, 2.1)
+    for b in range(2):
+        assert torch.allclose(k(x, x)[b], k(x[b], x[b]), atol=1e-14)
+
+
+@pytest.mark.parametrize("shift", [0.0, 3e3])
+def test_rbf_in_place_equals_the_formula_and_gpytorch(shift):
+    rng = np.random.default_rng(4)
+    x, z = (torch.from_numpy(rng.normal(size=(2, n, 7)) + shift) for n in (9, 5))
+    kept = x.clone()
+    unit = Kernel("rbf", 1.0, 1.0)
+    with torch.no_grad():
+        fast = unit(x, z)
+    with torch.enable_grad():
+        formula = unit(x, z)
+    assert torch.equal(fast, rbf(x, z)) and torch.equal(x, kept)
+    for twin in (formula, unit_of_gpytorch("rbf")(x, z).to_dense()):
+        torch.testing.assert_close(fast, twin, rtol=1e-12 * (1 + shift), atol=1e-15)
+
+
+def test_a_kernel_object_is_taken_as_it_is():
+    given = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
+    given.outputscale = torch.tensor(3.1, dtype=torch.float64)
+    given.base_kernel.lengthscale = torch.tensor(0.8, dtype=torch.float64)
+    x, z = draw(6), draw(4, seed=1)
+    found = Kernel(given, 99.0, 99.0)(torch.from_numpy(x), torch.from_numpy(z))
+    assert relative_error(found, kernel(x, z, "rbf", 3.1, 0.8)) < 1e-13
+
+
+def test_an_unknown_kernel_lists_the_known():
+    with pytest.raises(ValueError, match="matern32"):
+        Kernel("rbfx", 1.0, 1.0)
