@@ -42,7 +42,7 @@ from jaxtyping import Float, Int
 from gpmil.data import classes
 from gpmil.data.bags import Bags
 from gpmil.decide import metrics
-from gpmil.decide.calibration import ReferRule
+from gpmil.decide.refer import ReferRule
 from gpmil.files.persistence import swap, written_by_someone
 from gpmil.models import BagClassifier, InstancePredictions
 from gpmil.models.base import log_odds
