@@ -33,12 +33,8 @@ from jaxtyping import Bool, Float, Int
 from scipy.spatial.distance import cdist
 
 from gpmil import VGPMILPRI, Bags, simulate
-from gpmil.decide.calibration import (
-    ConformalReference,
-    SlideCalibrator,
-    benjamini_hochberg,
-    p_values,
-)
+from gpmil.decide.calibration import SlideCalibrator
+from gpmil.decide.marks import ConformalReference, benjamini_hochberg, p_values
 from gpmil.decide.metrics import calibration_error
 from gpmil.models.base import log_odds
 from gpmil.models.cross_fit import suspicion

@@ -23,7 +23,7 @@ from sklearn.metrics import f1_score, log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold
 
 import gpmil
-from gpmil.decide.calibration import benjamini_hochberg
+from gpmil.decide.marks import benjamini_hochberg
 from gpmil.decide.metrics import calibration_error, false_discovery_rate
 from gpmil.show import heatmaps, plots
 

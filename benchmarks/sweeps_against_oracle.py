@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
-from gpmil.bench import cases, cohorts, engine, measure
+from bench import cases, cohorts, engine, measure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles.model import Oracle

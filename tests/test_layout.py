@@ -253,8 +253,7 @@ def test_third_party_lists_every_dependency():
 def test_third_party_credits_what_is_used(credit, module):
     text = (ROOT / "THIRD_PARTY.md").read_text(encoding="utf-8")
     (row,) = [line for line in text.splitlines() if line.startswith("| scikit-learn")]
-    # bench has the naive ways beside ours
-    used = [p for p in MODULES if module in p.read_text() and room_of(dotted(p)) != "bench"]
+    used = [p for p in MODULES if module in p.read_text()]
     assert (credit in row) == bool(used)
 
 

@@ -11,8 +11,10 @@ from oracles.model import relative_error
 from typer.testing import CliRunner
 
 import gpmil
-from gpmil.bench import bandwidth, cases, cohorts, engine, measure, naive, page, results, scaling
-from gpmil.cli import app
+from gpmil.cli import app, bench
+
+sys.path.append(str(bench.CLONE / "benchmarks"))
+from bench import bandwidth, cases, cohorts, engine, measure, naive, page, results, scaling
 
 SETTING = {"coupling": 0.37, "variance": 1.7, "lengthscale": 1.9, "mean": -0.3}
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -355,6 +357,15 @@ def test_mistakes_are_said_in_a_line(arguments, reason, monkeypatch):
     assert result.exit_code == 2
     assert reason in " ".join(result.stderr.split())
     assert result.stderr.count("\n") == 1
+
+
+def test_outside_a_clone_the_command_says_where_the_benchmarks_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "CLONE", tmp_path)
+    for arguments in ([], ["--help"], ["fit", "--size", "tiny"]):
+        result = invoke(*arguments)
+        assert result.exit_code == 2
+        assert "the folder benchmarks/ of its repository" in result.stderr
+        assert result.stderr.count("\n") == 1
 
 
 def test_list_names_every_case():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpmil.decide.calibration import benjamini_hochberg
+from gpmil.decide.marks import benjamini_hochberg
 
 SCRIPT = "<img src=x onerror=alert(1)>"
 STEP = 64

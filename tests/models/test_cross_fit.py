@@ -14,7 +14,8 @@ from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold, cross_va
 
 import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags, simulate
-from gpmil.decide.calibration import ReferRule, SlideCalibrator
+from gpmil.decide.calibration import SlideCalibrator
+from gpmil.decide.refer import ReferRule
 from gpmil.models.base import log_odds
 
 D = 12

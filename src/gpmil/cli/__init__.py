@@ -540,42 +540,16 @@ def _view(
 
 
 # --- Speed ----------------------------------------------------------------------------------------
-@app.command("bench")
-def _bench(
-    cases: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[CASE]...", help="What to measure; default: all of --list."),
-    ] = None,
-    size: Annotated[
-        str | None,
-        typer.Option(help="tiny, sicapv2 or panda, for every case; default: each its own."),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="For the package; the naive twin has one. Default: by case.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    repeats: Annotated[int, typer.Option(help="Runs after one to warm up; medians.")] = 3,
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="Where the file of the case disk is kept; default: removed after it."),
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="File for all numbers.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="File for a table.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG file for the case scaling.")] = None,
-    show: Annotated[bool, typer.Option("--list", help="Only list the cases.")] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit code 1 where a bar is missed.")
-    ] = False,
-) -> None:
-    """Measure this machine: seconds, memory and ratios to a naive twin, against bars."""
+@app.command(
+    "bench",
+    add_help_option=False,  # the benchmarks have their own
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def _bench(ctx: options.Context) -> None:
+    """Measure this machine: seconds, memory and ratios to a naive twin (in a clone)."""
     from gpmil.cli import bench
 
-    if show:
-        return bench.list_cases()
-    wanted = bench.Wanted(tuple(cases or ()), size, threads, device, repeats, folder)
-    if not bench.run(wanted, bench.Files(json, markdown, plot)) and strict:
-        raise typer.Exit(1)
-    return None
+    raise typer.Exit(bench.run(ctx.args))
 
 
 def main() -> None:

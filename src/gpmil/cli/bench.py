@@ -1,112 +1,21 @@
-"""`gpmil bench`: seconds, memory and ratios to a naive twin, on this machine."""
+"""`gpmil bench`: the door to the benchmarks of a clone, which are no part of the package."""
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-from gpmil.bench import bandwidth, cases, cohorts, machine, page
-from gpmil.bench.measure import Conditions
-from gpmil.bench.results import Result
-from gpmil.cli.options import print_line, progress
-from gpmil.files.whole import write_whole
-from gpmil.models.base import resolve_device
-from gpmil.show.plots import png
+CLONE = Path(__file__).parents[3]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What to measure; None leaves it to the case."""
-
-    cases: Sequence[str] = ()
-    size: str | None = None
-    threads: int | None = None
-    device: str = "cpu"
-    repeats: int = 3
-    folder: Path | None = None
-
-
-@dataclass(frozen=True)
-class Files:
-    """What to write; None: nothing."""
-
-    json: Path | None = None
-    markdown: Path | None = None
-    plot: Path | None = None
-
-
-def list_cases() -> None:
-    """Print the cases, a line each."""
-    for case in cases.ALL:
-        threads = "1 thread" if case.threads == 1 else f"up to {case.threads} threads"
-        print_line(f"{case.name:10} {case.title} (size {case.size}, {threads})")
-
-
-def run(wanted: Wanted, files: Files) -> bool:
-    """Measure, print and write; whether no bar was missed."""
-    names = _checked(wanted, files)
-    facts = machine.facts()
-    print_line(
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gb']:g} GB, "
-        f"GPU: {facts['gpu'] or 'none'}; torch {facts['torch']}, gpmil {facts['gpmil']}"
-    )
-    results: list[Result] = []
-    with progress(len(names)) as step:
-        for name in names:
-            conditions = _conditions(cases.CASES[name], wanted)
-            step(f"measuring {name} at size {conditions.size}")
-            found = cases.run(name, conditions)
-            for result in found:
-                print_line("\n".join(page.lines(result)))
-            results += found
-    read = bandwidth.measured()
-    for rate in read:
-        print_line(page.bandwidth_line(rate))
-    _write(files, results, facts, read)
-    return not any(result.missed for result in results)
-
-
-def _conditions(case: cases.Case, wanted: Wanted) -> Conditions:
-    return Conditions(
-        wanted.size or case.size,
-        wanted.threads or min(case.threads, machine.cores()),
-        wanted.device,
-        wanted.repeats,
-        None if wanted.folder is None else str(wanted.folder.resolve()),
-    )
-
-
-def _write(
-    files: Files,
-    results: Sequence[Result],
-    facts: dict,
-    read: Sequence[bandwidth.Bandwidth],
-) -> None:
-    if files.json is not None:
-        write_whole(files.json, page.to_json(results, facts, read))
-    if files.markdown is not None:
-        write_whole(files.markdown, page.to_markdown(results, facts, read))
-    if files.plot is not None:
-        curved = next(result for result in results if result.curves)
-        write_whole(files.plot, png(page.picture(curved)))
-
-
-def _checked(wanted: Wanted, files: Files) -> list[str]:
-    """The cases to run; everything that cannot work is said before the work."""
-    names = list(dict.fromkeys(wanted.cases)) or list(cases.CASES)
-    unknown = [name for name in names if name not in cases.CASES]
-    if unknown:
-        raise ValueError(f"no such case: {unknown[0]!r}; cases are {', '.join(cases.CASES)}.")
-    if wanted.size is not None and wanted.size not in cohorts.SIZES:
-        raise ValueError(f"--size must be one of {', '.join(cohorts.SIZES)}, got {wanted.size!r}.")
-    for option, value in (("--threads", wanted.threads), ("--repeats", wanted.repeats)):
-        if value is not None and value < 1:
-            raise ValueError(f"{option} must be at least 1, got {value}.")
-    resolve_device(wanted.device)
-    if files.plot is not None and "scaling" not in names:
-        raise ValueError("--plot draws the case scaling: name it too, or leave out --plot.")
-    for path in (files.json, files.markdown, files.plot):
-        if path is not None and path.is_dir():
-            raise ValueError(f"{path} is a folder: name a file to write.")
-    if wanted.folder is not None and wanted.folder.exists() and not wanted.folder.is_dir():
-        raise ValueError(f"--folder {wanted.folder} is a file: name a folder.")
-    return names
+def run(arguments: Sequence[str]) -> int:
+    """Hand the words behind `gpmil bench` to benchmarks/bench; its exit code."""
+    place = CLONE / "benchmarks"
+    if not (place / "bench" / "command.py").is_file():
+        raise ValueError(
+            "the benchmarks are not installed with gpmil: they are the folder benchmarks/ of its "
+            "repository. Clone it, and run make bench there."
+        )
+    if str(place) not in sys.path:
+        sys.path.append(str(place))
+    return import_module("bench.command").main(list(arguments))

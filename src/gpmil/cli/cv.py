@@ -27,7 +27,7 @@ from gpmil.cli.options import (
 )
 from gpmil.data.bags import Bags
 from gpmil.data.checks import listed
-from gpmil.decide import calibration
+from gpmil.data.folds import folds
 from gpmil.files.whole import json_bytes
 from gpmil.io import tables
 from gpmil.io.labels import column_of, key, read_table
@@ -222,7 +222,7 @@ def _made(bags: Bags, asked: Folds, source: Source) -> Iterator[Split]:
     _check_classes(bags.labels, groups, unit)
     every = np.arange(len(bags))
     for repeat in range(asked.repeats):
-        fold = calibration.folds(bags.labels, groups, asked.folds, asked.seed + repeat, unit)
+        fold = folds(bags.labels, groups, asked.folds, asked.seed + repeat, unit)
         for k in range(int(fold.max()) + 1):
             yield Split(repeat, str(k), every[fold != k], every[fold == k])
 

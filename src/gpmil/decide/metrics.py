@@ -50,6 +50,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.stats import binomtest
 
 from gpmil.data.checks import UNKNOWN, as_array, as_groups, as_names, encode_instance_labels, listed
+from gpmil.data.folds import codes
 from gpmil.decide import intervals
 
 __all__ = [
@@ -216,7 +217,7 @@ def patch_metrics(
     known = labels != UNKNOWN
     y, score, flagged = labels[known].astype(np.float64), score[known], flagged[known]
     # Only what holds a patch of known label is numbered, and resampled.
-    bag, unit = _codes(bag[known]), _codes(patient[known])
+    bag, unit = codes(bag[known]), codes(patient[known])
     totals, ranked = _totals(y, score, flagged, unit), _ranked(y, score, unit)
     totals |= _within_bag_totals(y, score, bag, unit)
 
@@ -260,7 +261,7 @@ def within_bag_auc(labels: Any, score: Any, bag_index: Any) -> float:
     labels = _patch_labels(labels)
     score, bag = _finite(score, "score", len(labels), "patch"), _bag_index(bag_index, len(labels))
     known = labels != UNKNOWN
-    y, bag = labels[known].astype(np.float64), _codes(bag[known])
+    y, bag = labels[known].astype(np.float64), codes(bag[known])
     area, mixed = _bag_aucs(y, score[known], bag)
     return _ratio(float(area.sum()), float(mixed.sum()))
 
@@ -680,12 +681,7 @@ def _patients(groups: Any, n_bags: int) -> Int[np.ndarray, " B"]:
             f"groups: expected the patient of each bag, {n_bags:,} in all, found shape {shape}. "
             "Of patches pass all, with label -1 where unknown, and groups still one a bag."
         )
-    return _codes(np.asarray(as_groups(groups, as_names(None, n_bags))))
-
-
-def _codes(values: np.ndarray) -> Int[np.ndarray, " n"]:
-    """Distinct values numbered from 0, in sorted order."""
-    return np.unique(values, return_inverse=True)[1]
+    return codes(np.asarray(as_groups(groups, as_names(None, n_bags))))
 
 
 def _check_settings(

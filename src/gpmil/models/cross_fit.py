@@ -1,7 +1,7 @@
 """K models, each fitted without one fold of the cohort: what is known of bags no model has seen.
 
 Their predictions of the bags they have not seen calibrate the slides, tell which slides can be
-accepted, and say how high the patches of negative bags score (calibration.py).
+accepted, and say how high the patches of negative bags score (room decide).
 """
 
 import hashlib
@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gpmil.data.bags import Bags
-from gpmil.decide import calibration
-from gpmil.decide.calibration import ConformalReference, SlideCalibrator
+from gpmil.data.folds import folds
+from gpmil.decide.calibration import NEEDED, SlideCalibrator
+from gpmil.decide.marks import ConformalReference, p_values
 from gpmil.models.base import InstancePredictions, log_odds
 
 logger = logging.getLogger("gpmil")
@@ -25,12 +26,12 @@ def planned_folds(
     bags: Bags, labels: Int[np.ndarray, " B"], n_folds: int, seed: int, calibrated: bool
 ) -> Int[np.ndarray, " B"]:
     """The folds, before anything is fitted; a ValueError where there are too few bags for them."""
-    fold = calibration.folds(labels, bags.groups, n_folds, seed)
+    fold = folds(labels, bags.groups, n_folds, seed)
     counts = np.bincount(labels, minlength=2)
-    if calibrated and counts.min() < calibration.NEEDED:
+    if calibrated and counts.min() < NEEDED:
         raise ValueError(
-            f"calibrated=True needs at least {calibration.NEEDED} negative and "
-            f"{calibration.NEEDED} positive bags (better 50 of each), found {counts[0]} and "
+            f"calibrated=True needs at least {NEEDED} negative and "
+            f"{NEEDED} positive bags (better 50 of each), found {counts[0]} and "
             f"{counts[1]}. Add bags, or fit with calibrated=False."
         )
     return fold
@@ -92,9 +93,9 @@ class CrossFit:
         p = np.empty(len(self.labels))
         folds = range(int(self.fold.max()) + 1)
         fewest = min(np.bincount(self.labels[self.fold != k], minlength=2).min() for k in folds)
-        if fewest < calibration.NEEDED:
+        if fewest < NEEDED:
             raise ValueError(
-                f"a rule needs at least {calibration.NEEDED} bags of each class outside every fold "
+                f"a rule needs at least {NEEDED} bags of each class outside every fold "
                 f"of the cohort, found {fewest}: fit with calibrated=True on more bags."
             )
         for k in folds:
@@ -106,12 +107,12 @@ class CrossFit:
     def p_values(self, bags: Bags, weights: str) -> Float[np.ndarray, " N"]:
         """Conformal p-values; a bag of the training cohort only meets the model without it."""
         scores = np.stack([suspicion(m._instances(bags)) for m in self.models])
-        p = calibration.p_values(self.reference, scores, weights=weights)
+        p = p_values(self.reference, scores, weights=weights)
         known, own = self._own(bags)
         rows = known[bags.bag_index]
         if rows.any():
             bag = own[bags.bag_index[rows]]
-            p[rows] = calibration.p_values(
+            p[rows] = p_values(
                 self.reference,
                 scores[:, rows],
                 weights=weights,

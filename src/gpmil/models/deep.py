@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gpmil.coupling.operator import instance_rows
 from gpmil.data.bags import Bags
-from gpmil.decide import calibration
+from gpmil.data.folds import folds
 from gpmil.files import persistence
 from gpmil.models import saved_checks
 from gpmil.models.base import (
@@ -340,7 +340,7 @@ def hold_out(
     n_folds = round(1 / share)
     fold = np.zeros(0, dtype=np.int64)
     if fewest >= max(FEWEST, n_folds):
-        fold = calibration.folds(labels, groups, n_folds, seed)
+        fold = folds(labels, groups, n_folds, seed)
     parts = [np.flatnonzero(fold == k) for k in range(fold.max(initial=-1) + 1)]
     parts = [part for part in parts if len(set(labels[part])) == 2]
     if parts:

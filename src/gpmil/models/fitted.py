@@ -14,7 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 from gpmil.coupling.operator import dense_parts, parts, sparse_precision
 from gpmil.data.bags import Bags
 from gpmil.decide import calibration
-from gpmil.decide.calibration import ReferRule
+from gpmil.decide.marks import benjamini_hochberg
+from gpmil.decide.refer import ReferRule
 from gpmil.inference import leave_out
 from gpmil.models.base import (
     InstancePredictions,
@@ -29,6 +30,7 @@ from gpmil.models.saved_checks import COUPLED_NUMBERS
 from gpmil.moments import orthant
 from gpmil.moments.orthant import Expansion
 from gpmil.moments.orthant_large import LargeSlide, log_orthant_large
+from gpmil.moments.quadratic import quadratic_quantile
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, joint, marginal
 
 logger = logging.getLogger("gpmil")
@@ -81,7 +83,7 @@ def _odds_quantile(
         b = -slope[i] * np.exp(-log_1mp[i])
         B = bend[i] * np.exp(-log_1mp[i]) - np.exp(log_p[i]) * np.outer(b, b)
         a = log_1mp[i] - log_p[i] - b @ x[i] + x[i] @ B @ x[i] / 2
-        out[i] = calibration.quadratic_quantile(a, b - B @ x[i], B, p)
+        out[i] = quadratic_quantile(a, b - B @ x[i], B, p)
     return out
 
 
@@ -145,7 +147,7 @@ class FittedGP(Saved):
         Of a model fitted with flags=True also a p-value against the patches of negative bags, and
         the patches marked at a false discovery rate of `rate`, controlled `within` every "bag" or
         over all bags given ("cohort"). `weights="bag"` counts negative bags in place of their
-        patches, for large cohorts. See `gpmil.decide.calibration` for what is promised.
+        patches, for large cohorts. See `gpmil.decide.marks` for what is promised.
         """
         bags = self._check_predictable(bags)
         marks = Marks(rate, within, weights)
@@ -157,7 +159,7 @@ class FittedGP(Saved):
             return found
         p = self.cross_fit_.p_values(found.bags, marks.weights)
         slides = found.bags.bag_index if marks.within == "bag" else None
-        flagged = calibration.benjamini_hochberg(p, marks.rate, slides)
+        flagged = benjamini_hochberg(p, marks.rate, slides)
         return replace(found, p_value=p, flagged=flagged)
 
     def _instances(self, bags: Bags) -> InstancePredictions:

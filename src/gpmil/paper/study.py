@@ -22,7 +22,8 @@ from threadpoolctl import threadpool_limits
 
 from gpmil import __version__
 from gpmil.data.bags import Bags
-from gpmil.decide import calibration
+from gpmil.data.folds import folds
+from gpmil.decide import marks
 from gpmil.models.base import BagClassifier, log_odds
 from gpmil.paper.cohorts import Cohort
 from gpmil.paper.methods import Method
@@ -131,7 +132,7 @@ def marked(model: BagClassifier, train: Bags, test: Bags, seed: int) -> Bool[np.
     Conformal p-values against held-out patches of negative training slides, for any model that
     scores patches: five more fits at this one's settings, each without a fold of the slides.
     """
-    fold = calibration.folds(train.labels, train.groups, FLAG_FOLDS, seed)
+    fold = folds(train.labels, train.groups, FLAG_FOLDS, seed)
     n_folds = int(fold.max()) + 1
     out, scores = np.empty(train.n_instances), np.empty((n_folds, test.n_instances))
     for k in range(n_folds):
@@ -142,11 +143,9 @@ def marked(model: BagClassifier, train: Bags, test: Bags, seed: int) -> Bool[np.
     bag = train.bag_index[negative]
     patient = train.groups if train.groups is not None else np.arange(len(train))
     patient = np.unique(patient, return_inverse=True)[1]
-    reference = calibration.ConformalReference.build(
-        out[negative], fold[bag], patient[bag], n_folds
-    )
-    p = calibration.p_values(reference, scores)
-    return calibration.benjamini_hochberg(p, RATE, test.bag_index)
+    reference = marks.ConformalReference.build(out[negative], fold[bag], patient[bag], n_folds)
+    p = marks.p_values(reference, scores)
+    return marks.benjamini_hochberg(p, RATE, test.bag_index)
 
 
 def _settings_fixed(model: BagClassifier) -> BagClassifier:

@@ -13,7 +13,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from gpmil.data.bags import Bags
-from gpmil.decide.calibration import ReferRule
+from gpmil.decide.refer import ReferRule
 from gpmil.models import BagClassifier, InstancePredictions
 from gpmil.models.base import log_odds
 from gpmil.models.checks import count, share

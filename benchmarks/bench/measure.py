@@ -1,6 +1,7 @@
 """Seconds, threads, and the peak memory of one piece of work in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from threadpoolctl import threadpool_limits
 LONG = 20.0  # seconds: work that takes longer is not repeated
 SLOW = 8.0  # and a naive twin not if it takes longer than this
 SAMPLE_EVERY = 0.005  # seconds between looks at the memory in use
-CHILD = "gpmil.bench.child"
+CHILD = "bench.child"
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,13 @@ class Memory:
 def in_child(case: str, conditions: Conditions) -> Memory:
     """Run a case's work once in a fresh process, its data loaded before, and watch its memory."""
     question = json.dumps({"case": case, **asdict(conditions)})
+    places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     run = subprocess.run(
-        [sys.executable, "-m", CHILD, question], capture_output=True, text=True, check=False
+        [sys.executable, "-m", CHILD, question],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if run.returncode:
         reason = (run.stderr.strip().splitlines() or ["no message"])[-1]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpmil.bench import bandwidth, cohorts, engine, naive, scaling
-from gpmil.bench.measure import (
+from bench import bandwidth, cohorts, engine, naive, scaling
+from bench.measure import (
     Conditions,
     Memory,
     Timing,
@@ -24,7 +24,7 @@ from gpmil.bench.measure import (
     threads,
     timed,
 )
-from gpmil.bench.results import Result
+from bench.results import Result
 from gpmil.data.bags import Bags
 
 HUNDREDTH = 0.01  # of a large cohort, on which the naive twin is run

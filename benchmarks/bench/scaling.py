@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpmil.bench import cohorts, engine
-from gpmil.bench.measure import Conditions, once
+from bench import cohorts, engine
+from bench.measure import Conditions, once
 from gpmil.data.bags import Bags
 
 PLAIN = 5  # sweeps timed together

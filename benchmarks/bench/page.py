@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from gpmil.bench import bandwidth
-from gpmil.bench.results import Result
+from bench import bandwidth
+from bench.results import Result
 from gpmil.show import plots
 
 FORMAT, VERSION = "gpmil-bench", 1

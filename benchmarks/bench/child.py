@@ -4,8 +4,8 @@ import json
 import sys
 from dataclasses import asdict
 
-from gpmil.bench import measure
-from gpmil.bench.cases import CASES
+from bench import measure
+from bench.cases import CASES
 
 
 def main(question: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from gpmil.bench import measure, naive
+from bench import measure, naive
 from gpmil.data.bags import Bags
 from gpmil.inference import solvers as inference
 from gpmil.models.vgpmil_pr import VGPMILPRI

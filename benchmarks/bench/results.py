@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpmil.bench.bandwidth import Bandwidth
-from gpmil.bench.measure import Memory, Spent, Timing
+from bench.bandwidth import Bandwidth
+from bench.measure import Memory, Spent, Timing
 from gpmil.data.bags import Bags
 
 BUSY = 0.8  # of the seconds on the clock: with less processor time others had the core

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from threadpoolctl import threadpool_limits
 
-from gpmil.bench import machine
+from bench import machine
 
 GB = 10**9
 LARGE = {"cpu": 2**30, "cuda": 4 * 2**30}  # bytes, well beyond any cache

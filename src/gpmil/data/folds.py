@@ -1,0 +1,128 @@
+"""Folds of a cohort: stratified by label, the bags of one patient kept together."""
+
+import warnings
+from logging import getLogger
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Shaped
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+from gpmil.data.checks import count, listed
+
+logger = getLogger("gpmil")
+
+
+def folds(
+    labels: Int[np.ndarray, " B"],
+    groups: Shaped[np.ndarray, " B"] | None = None,
+    n_folds: int = 5,
+    seed: int = 0,
+    unit: str = "patient",
+) -> Int[np.ndarray, " B"]:
+    """The fold of every bag: stratified by label, patients (groups) kept together.
+
+    Every fold holds a negative bag and every training part both classes. Where n_folds are too
+    many for that there are fewer, at least two; it is said once, with `unit` for what groups are.
+
+    >>> folds(np.array([0, 0, 0, 1, 1, 1]), np.array(list("aabbcc")), n_folds=2)
+    array([1, 1, 0, 0, 1, 1])
+    """
+    labels = zero_one(labels, len(labels))
+    if n_folds < 2:
+        raise ValueError(f"n_folds: expected at least 2, found {n_folds}.")
+    _require_two_of_each(labels, groups)
+    negative = np.flatnonzero(labels == 0) if groups is None else np.unique(groups[labels == 0])
+    candidates = (
+        _stratified(labels, groups, k, seed) for k in range(min(n_folds, len(negative)), 1, -1)
+    )
+    fold = next((fold for fold in candidates if _fair(fold, labels)), None)
+    if fold is None:
+        fold = _halves(labels, groups)
+    if fold.max() + 1 < n_folds:
+        kind = "negative bags" if groups is None else f"{unit}s with a negative bag"
+        found = f"{fold.max() + 1} folds instead of {n_folds}"
+        logger.warning("%s: there are %d %s.", found, len(negative), kind)
+    return fold
+
+
+def _stratified(labels: np.ndarray, groups: np.ndarray | None, k: int, seed: int) -> np.ndarray:
+    splitter = StratifiedKFold if groups is None else StratifiedGroupKFold
+    fold = np.empty(len(labels), dtype=np.int64)
+    with warnings.catch_warnings():  # fewer positive bags than folds: `_fair` decides
+        warnings.simplefilter("ignore", UserWarning)
+        split = splitter(k, shuffle=True, random_state=seed).split(labels, labels, groups)
+        for f, (_, held_out) in enumerate(split):
+            fold[held_out] = f
+    return fold
+
+
+def _fair(fold: np.ndarray, labels: np.ndarray) -> bool:
+    """A negative bag in every fold, and not all positive ones in the same.
+
+    Then every training part has both classes: its negatives are those of another fold.
+    """
+    everywhere = set(fold[labels == 0]) == set(range(fold.max() + 1))
+    return bool(everywhere and len(set(fold[labels == 1])) > 1)
+
+
+def _halves(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+    """Two fair folds, which exist if two patients have negative and two have positive bags.
+
+    The greedy splitter can miss them. Patients of a kind alternate, beginning with fold 0 if they
+    have both classes and with fold 1 otherwise: a lone patient with both faces all the others.
+    """
+    patient = np.arange(len(labels)) if groups is None else codes(groups)
+    negative, positive = (np.bincount(patient, labels == y) > 0 for y in (0, 1))
+    half = np.empty(len(negative), dtype=np.int64)
+    for kind in (negative & positive, negative & ~positive, positive & ~negative):
+        start = 0 if (negative & positive & kind).any() else 1
+        half[kind] = (start + np.arange(kind.sum())) % 2
+    return half[patient]
+
+
+def _require_two_of_each(labels: np.ndarray, groups: np.ndarray | None) -> None:
+    check_groups(groups, len(labels))
+    for y, name in enumerate(("negative", "positive")):
+        found = np.flatnonzero(labels == y)
+        if len(found) < 2:
+            raise ValueError(
+                f"calibration and flags need at least 2 {name} bags (better 50), found "
+                f"{len(found)} among {count(len(labels), 'bag')}. Check the label column, or add "
+                f"{name} bags."
+            )
+        holders = None if groups is None else np.unique(groups[found])
+        if holders is not None and len(holders) == 1:
+            raise ValueError(
+                f"flags need {name} bags of at least two patients (groups); found 1: "
+                f"{str(holders[0])!r} has all {len(found)} {name} bags. Patients are kept "
+                f"together, so a model trained without this one would see no {name} bag. Add "
+                "patients, or, if the bags are independent, drop the groups (groups=None)."
+            )
+
+
+# ------------------------------------------------------------------ labels and patients
+
+
+def codes(values: np.ndarray) -> Int[np.ndarray, " n"]:
+    """Equal values as equal numbers 0, 1, ..., in the order of the values."""
+    return np.unique(values, return_inverse=True)[1]
+
+
+def zero_one(labels: Any, n: int) -> Int[np.ndarray, " B"]:
+    """One label per bag, each 0 or 1."""
+    labels = np.asarray(labels)
+    if labels.shape != (n,):
+        raise ValueError(f"labels: expected one a bag, {n} in all, found shape {labels.shape}.")
+    if not np.isin(labels, (0, 1)).all():
+        raise ValueError(
+            f"labels: expected 0 or 1, found {listed(labels[~np.isin(labels, (0, 1))])}. Leave out "
+            "bags without a label."
+        )
+    return labels.astype(np.int64)
+
+
+def check_groups(groups: np.ndarray | None, n: int) -> None:
+    """One group per bag, where there are groups."""
+    if groups is not None and len(groups) != n:
+        raise ValueError(f"groups: expected one a bag, {n} in all, found {len(groups)}.")
