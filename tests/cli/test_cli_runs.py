@@ -216,10 +216,10 @@ def test_config_without_a_cache_says_so(place):
 # --- Killed and continued -------------------------------------------------------------------------
 KILLED = """
 import json, os, signal, sys
-from gpmil.runs import folder as runs
 from gpmil.cli import cv, main, predict
+from gpmil.runs import judge, workspace
 
-RESAMPLES, predict.write_report = 20, lambda folder: None
+judge.RESAMPLES, predict.write_report = 20, lambda folder: None
 
 def die_at(where, count):
     real, left = getattr(workspace, where), [count]

@@ -14,6 +14,7 @@ import gpmil
 from gpmil.cli import app
 from gpmil.runs import judge
 from gpmil.runs import page as run_report
+from gpmil.runs.contents import RunContents
 from gpmil.runs.files import patch_file, read_patches, read_predictions
 from gpmil.runs.judge import estimate_of
 from gpmil.runs.workspace import csv_bytes
@@ -85,7 +86,7 @@ def test_the_same_folder_gives_the_same_page(cv):
 
 
 def test_the_least_certain_slide_comes_first(cv):
-    run = run_report.Run.read(cv)
+    run = RunContents.read(cv)
     section = run_report._slides(run)
     p = [float(row[-2]) for row in section.tables[0].rows]
     distance = np.abs(np.log(np.array(p) / (1 - np.array(p))))
@@ -211,10 +212,10 @@ def test_evaluate_elsewhere_leaves_the_page(cv, tmp_path):
 
 def test_patch_labels_reach_the_maps(cv):
     """Outlines are of the labels that the metrics are of."""
-    row = run_report.Run.read(cv).slides.iloc[0]
-    ones = run_report.Run.read(cv, patch_labels=lambda slide, table: np.ones(len(table)))
+    row = RunContents.read(cv).slides.iloc[0]
+    ones = RunContents.read(cv, patch_labels=lambda slide, table: np.ones(len(table)))
     assert (run_report._truth(ones.patches(row)) == 1).all()
-    assert not (run_report._truth(run_report.Run.read(cv).patches(row)) == 1).all()
+    assert not (run_report._truth(RunContents.read(cv).patches(row)) == 1).all()
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(cv, tmp_path, monkeypatch):
@@ -268,7 +269,7 @@ def test_the_panels_are_the_tables_of_the_couplings(coupled, monkeypatch):
         return real(slides, models, width)
 
     monkeypatch.setattr(run_report.heatmaps, "comparison", noted)
-    run = run_report.Run.read(coupled)
+    run = RunContents.read(coupled)
     run_report._maps(run, run.slides, 1)
     ((slide, models),) = drawn
     assert models == ["coupling 0", "coupling 0.7", "coupling 3"]
@@ -299,7 +300,7 @@ def test_a_repeat_shows_its_own_patches(cv, tmp_path):
     for name in slides["slide"]:
         patches = pd.read_csv(cv / "patches" / patch_file(name)).assign(probability=0.25)
         patches.to_csv(later / patch_file(name), index=False)
-    found = run_report.Run.read(run, slides=twice)
+    found = RunContents.read(run, slides=twice)
     assert set(found.patches(twice.iloc[-1])["probability"]) == {0.25}
     assert set(found.patches(twice.iloc[0])["probability"]) != {0.25}
     assert "in each of 2 repeats" in run_report._lead(found)

@@ -126,11 +126,6 @@ def test_a_run_without_patches_is_listed(tmp_path):
     assert "no label" in own.get("/api/curves/0").json()["detail"]
 
 
-@given(st.text(min_size=1))
-def test_tables_have_the_names_that_runs_give_them(slide):
-    assert cohorts.patch_file(slide) == patch_file(slide)
-
-
 def test_equal_names_of_runs_are_told_apart(tmp_path):
     folders = [tmp_path / a / "cv" for a in "pq"] + [tmp_path / "p" / "cv"]
     assert cohorts.unique_names(folders) == ["p/cv", "q/cv", "p/cv (2)"]

@@ -10,13 +10,14 @@ import pandas as pd
 
 from gpmil.models import BagClassifier, load
 from gpmil.runs.files import (
+    CARD,
     METRICS,
     PATCHES,
     PREDICTIONS,
     coupling_folder,
     has_given_labels,
     patch_path,
-    read_config,
+    read_card,
     read_metrics,
     read_patches,
     read_predictions,
@@ -50,7 +51,7 @@ class RunContents:
         given: bool | None = None,
     ) -> "RunContents":
         """Open a finished run, or one about to be finished; what is given is not read."""
-        config = read_config(folder)
+        config = read_card(folder / CARD)
         own = read_predictions(folder) if (folder / PREDICTIONS).exists() else pd.DataFrame()
         if slides is None:
             slides = with_given_labels(own, folder) if "slide" in own else own
