@@ -346,7 +346,7 @@ def test_a_limit_of_the_calling_thread_is_kept():
 def test_a_forked_process_has_lanes_of_its_own():
     code = """
 import os, torch
-from gpmil.lanes import in_lanes
+from gpmil.fast.lanes import in_lanes
 torch.set_num_threads(2)
 add = lambda a, b: a + b
 assert in_lanes(range(9), sum, add) == 36
