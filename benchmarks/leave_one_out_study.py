@@ -12,6 +12,7 @@
 import argparse
 import itertools
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from sklearn.model_selection import StratifiedKFold
 import gpmil
 from gpmil.inference import tuning
 from gpmil.models import learning
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from oracles.tuning import derivative_free
 
 FIVE = ((1, 1, 0, 0.5), (9, 2, -4, 0.5), (9, 2, -4, 5), (50, 4, -4, 1), (30, 2, -8, 0.1))
 GRID = list(itertools.product((1, 9, 50), (1, 2, 4), (-4, 0), (0.3, 3)))
@@ -134,9 +138,10 @@ def searches(data, name):
     )  # fmt: skip
     space = tuning.Space({}, float(np.sqrt(n_inputs(bags, extra))))
     found = []
-    for method, budget in itertools.product(("gradient", "derivative_free"), (40, 80)):
+    methods = {"gradient": tuning.search, "derivative_free": derivative_free}
+    for method, budget in itertools.product(methods, (40, 80)):
         start = time.perf_counter()
-        done = tuning.search(made, space, budget, method)
+        done = methods[method](made, space, budget)
         found.append({
             "set": name, "method": method, "budget": budget, "trials": len(done.trace),
             "seconds": time.perf_counter() - start, "objective": done.best.objective,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from oracles.model import relative_error
-from oracles.tuning import Twin, difference, standard_cohort
+from oracles.tuning import Twin, derivative_free, difference, standard_cohort
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import norm
 from synthetic import numbers_for, some_inducing
@@ -474,13 +474,13 @@ def test_the_gradient_in_z(cohort, fixed, level, monkeypatch):
 
 # --- The search -------------------------------------------------------------------------------
 
-METHODS = ["gradient", "derivative_free"]
+METHODS = [tuning.search, derivative_free]
 
 
 @pytest.fixture(scope="module", params=METHODS)
 def searched(request, bags, Z):
     """All four learned, by either method."""
-    return tuning.search(cohort_of(bags, Z), Space({}, 2.0), 20, request.param)
+    return request.param(cohort_of(bags, Z), Space({}, 2.0), 20)
 
 
 def coordinates(trial):
@@ -551,21 +551,18 @@ def bowl(monkeypatch):
 @pytest.mark.parametrize("budget", [1, 4, 6, 9, 10, 17, 26, 40, 90])
 def test_the_budget_is_kept(cohort, bowl, budget, method):
     """A value is one fit's worth of work, a gradient four."""
-    found = tuning.search(cohort, Space({}, 2.0), budget, method)
+    found = method(cohort, Space({}, 2.0), budget)
     starts = min(budget, len(STARTS))
     rest = len(found.trace) - starts
-    cost = tuning.GRADIENT_COST if method == "gradient" else 1
+    cost = tuning.GRADIENT_COST if method is tuning.search else 1
     assert rest <= (budget - starts) // cost
-    again = tuning.search(cohort, Space({}, 2.0), budget, method)
+    again = method(cohort, Space({}, 2.0), budget)
     assert again.trace == found.trace
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_more_work_gets_nearer(cohort, bowl, method):
-    best = [
-        tuning.search(cohort, Space({}, 2.0), budget, method).best.objective
-        for budget in (6, 26, 120)
-    ]
+    best = [method(cohort, Space({}, 2.0), budget).best.objective for budget in (6, 26, 120)]
     assert best[0] < best[1] < best[2] < 0
 
 
@@ -575,7 +572,7 @@ def test_bounds_hold_where_the_best_is_beyond_them(cohort, bowl, method, monkeyp
     monkeypatch.setattr(tuning, "STARTS", (CENTRE,))
     monkeypatch.setattr(tuning, "LOWEST", lowest)
     monkeypatch.setattr(tuning, "HIGHEST", highest)
-    found = tuning.search(cohort, Space({}, 2.0), 60, method)
+    found = method(cohort, Space({}, 2.0), 60)
     assert within(found.trace, lowest, highest)
     # less coupling would be better still
     assert coordinates(found.best)[3] == pytest.approx(0.9, rel=1e-2)
@@ -595,7 +592,7 @@ def test_the_best_of_equals_is_the_first(cohort):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_to_learn_is_one_trial(cohort, method):
-    found = tuning.search(cohort, Space(POINTS[0]._asdict(), 2.0), 40, method)
+    found = method(cohort, Space(POINTS[0]._asdict(), 2.0), 40)
     assert [trial.settings for trial in found.trace] == [POINTS[0]]
     assert found.best.score == found.best.objective
     assert found.best.score == pytest.approx(tuning.value(cohort, POINTS[0])[0], abs=1e-9)

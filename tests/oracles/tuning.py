@@ -1,5 +1,7 @@
 """Naive twins of inference.leave_out and inference.tuning: explicit inverses, bag by bag."""
 
+import contextlib
+
 import numpy as np
 import torch
 from scipy.optimize import minimize
@@ -7,6 +9,7 @@ from scipy.special import log_ndtr
 from synthetic import dense_graphs, small_cohort
 
 from gpmil import Bags
+from gpmil.inference import tuning
 from gpmil.moments.ep import ep
 from oracles.model import JITTER, coupling_matrix, kernel, norm_logpdf
 
@@ -174,3 +177,21 @@ def refitted(model, bags, chosen):
         # log p(y = 1) = -log(1 + e^-odds)
         out.append(-np.logaddexp(0, -log_odds[0] if bags.labels[b] else log_odds[0]))
     return np.array(out)
+
+
+# --- The search, without derivatives ----------------------------------------------------------
+
+
+def derivative_free(cohort, space, budget):
+    """As tuning.search, by COBYQA: one fit's worth of work per step, no gradient to be wrong."""
+    found, begin = tuning.started(cohort, space, budget)
+    with contextlib.suppress(tuning.Spent):
+        if space.learned:
+            minimize(
+                lambda z: -found.value(z),
+                begin,
+                method="COBYQA",
+                bounds=space.bounds,
+                options={"maxfev": budget, "initial_tr_radius": 0.5, "final_tr_radius": 0.02},
+            )
+    return found

@@ -375,6 +375,11 @@ class Space:
         all_ = (math.log(variance), math.log(length), level, math.log(strength))
         return np.array([all_[NAMES.index(name)] for name in self.learned])
 
+    @property
+    def bounds(self) -> list[tuple[float, float]]:
+        """How far z may go."""
+        return list(zip(self.z(LOWEST), self.z(HIGHEST), strict=True))
+
     def log_prior(self, z: Float[Tensor, " k"]) -> Float[Tensor, ""]:
         """A weak prior: what few bags leave open stays where models of this kind work."""
         width = torch.tensor([WIDTH[NAMES.index(name)] for name in self.learned]).double()
@@ -453,11 +458,24 @@ class Search:
         return max(self.trace, key=lambda trial: trial.objective)
 
 
-def search(cohort: Cohort, space: Space, budget: int, method: str = "gradient") -> Search:
-    """Climb the leave-one-bag-out likelihood with about `budget` fits' worth of work.
+def search(cohort: Cohort, space: Space, budget: int) -> Search:
+    """Climb the leave-one-bag-out likelihood with about `budget` fits' worth of work."""
+    found, begin = started(cohort, space, budget)
+    with contextlib.suppress(Spent):
+        if space.learned:
+            minimize(
+                lambda z: tuple(-a for a in found.slopes(z)),
+                begin,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=space.bounds,
+                options={"ftol": 1e-5, "gtol": 1e-4},
+            )
+    return found
 
-    method : "gradient" (L-BFGS) or "derivative_free" (COBYQA).
-    """
+
+def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np.ndarray, " k"]]:
+    """A search that has tried its starts, and the best of them."""
     found = Search(cohort, space, budget)
     starts = list(dict.fromkeys(tuple(space.z(s)) for s in STARTS))[: max(1, budget)]
     scores = [found.value(np.array(z)) for z in starts]
@@ -466,29 +484,7 @@ def search(cohort: Cohort, space: Space, budget: int, method: str = "gradient") 
             "the leave-one-bag-out likelihood is not a number at any of the starting settings: "
             "features far from unit scale? Standardise them, or give the settings as numbers."
         )
-    if not space.learned:
-        return found
-    begin = np.array(starts[int(np.argmax(scores))])
-    bounds = list(zip(space.z(LOWEST), space.z(HIGHEST), strict=True))
-    with contextlib.suppress(Spent):
-        if method == "gradient":
-            minimize(
-                lambda z: tuple(-a for a in found.slopes(z)),
-                begin,
-                jac=True,
-                method="L-BFGS-B",
-                bounds=bounds,
-                options={"ftol": 1e-5, "gtol": 1e-4},
-            )
-        else:
-            minimize(
-                lambda z: -found.value(z),
-                begin,
-                method="COBYQA",
-                bounds=bounds,
-                options={"maxfev": budget, "initial_tr_radius": 0.5, "final_tr_radius": 0.02},
-            )
-    return found
+    return found, np.array(starts[int(np.argmax(scores))])
 
 
 # --- A weight for every column ----------------------------------------------------------------

@@ -8,6 +8,7 @@ them keeps it. A gpytorch kernel object of the user's is taken as it is.
 """
 
 import copy
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,8 +30,9 @@ def squared_distances(
     """|x - z|^2 between the rows of x and of z."""
     center = z.flatten(0, -2).mean(0)
     x, z = x - center, z - center
-    out = x.square().sum(-1, keepdim=True) + z.square().sum(-1)[..., None, :] - 2 * (x @ z.mT)
-    return out.clamp(min=0)
+    out = x.square().sum(-1, keepdim=True) + z.square().sum(-1)[..., None, :]
+    out -= (x @ z.mT).mul_(2)
+    return out.clamp_(min=0)
 
 
 def no_distance(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
@@ -71,14 +73,14 @@ def rbf(x: Float[Tensor, "*b n d"], z: Float[Tensor, "*#b m d"]) -> Float[Tensor
 
 def matern32_value(s: Tensor, length: Length) -> Tensor:
     """(1 + r) exp(-r), r = sqrt(3 s) / length."""
-    r = (3 * s.clamp(min=TINY)).sqrt() / length  # sqrt has no derivative at zero
+    r = s.clamp(min=TINY).sqrt() * (math.sqrt(3) / length)  # sqrt has no derivative at zero
     return (1 + r) * torch.exp(-r)
 
 
 def matern52_value(s: Tensor, length: Length) -> Tensor:
     """(1 + r + r^2 / 3) exp(-r), r = sqrt(5 s) / length."""
-    r = (5 * s.clamp(min=TINY)).sqrt() / length
-    return (1 + r + r * r / 3) * torch.exp(-r)
+    r = s.clamp(min=TINY).sqrt() * (math.sqrt(5) / length)
+    return (1 + r + r.square() / 3) * torch.exp(-r)
 
 
 def linear_value(g: Tensor, length: Length) -> Tensor:
