@@ -1,4 +1,4 @@
-"""Naive twins of calibration, marks and refer rules: double loops, exact fractions, nothing clever."""
+"""Naive twins of calibration, marks and refer rules: double loops, exact fractions, no tricks."""
 
 import math
 from fractions import Fraction
