@@ -1,4 +1,4 @@
-"""Naive twins of calibration, marks and refer rules: double loops and exact fractions."""
+"""Naive twins of calibration, marks and refer rules: double loops, exact fractions, no tricks."""
 
 import math
 from fractions import Fraction

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.maps import area_mean
 
-from gpmil.show import heatmaps
+from gpmil.show import heatmaps, raster
 from gpmil.show.heatmaps import (
     MOST_PIXELS,
     Layout,
@@ -107,7 +107,7 @@ def test_overlaps_are_averaged_by_area(seed, wide, high, room):
     cells, values = a_slide(seed, 14)
     values[3] = np.nan
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heatmaps, "MOST_PIXELS", room)
+        patch.setattr(raster, "MOST_PIXELS", room)
         layout = lay_out(cells * [30.0, 20.0], (30, 20), (wide * 30, high * 20))
     image = layout.paint(values)
     assert image.shape == layout.shape[::-1] and image.size < 1.7 * room + 100
@@ -326,7 +326,7 @@ def test_flags_are_outlined_and_counted():
     cells, values = a_slide(9)
     flagged = values > 0.7
     figure = heatmap(cells, values, 1, std=values, flagged=flagged, title="slide A")
-    expected = heatmaps._borders(np.nan_to_num(naive(cells, flagged)) > 0, (0.0, 9.0, 7.0, 0.0))
+    expected = raster.borders(np.nan_to_num(naive(cells, flagged)) > 0, (0.0, 9.0, 7.0, 0.0))
     for ax in figure.axes[:2]:
         drawn = np.array(ax.collections[0].get_segments())
         np.testing.assert_array_equal(drawn, expected)

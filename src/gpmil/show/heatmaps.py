@@ -1,32 +1,50 @@
 """Heat maps: values of patches drawn where the patches lie.
 
-Patches are rasterised on their own grid, one pixel a cell. Pieces of tissue that lie off a common
-lattice are drawn where they are, on finer pixels; where patches overlap, values are averaged by
-area. Probabilities always have the scale 0 to 1, so that two maps can be compared by eye.
-Maps lie over the slide's thumbnail where there is one, see `gpmil.show.slides`.
+Patches are rasterised on their own grid (`gpmil.show.raster`). Probabilities always have the scale
+0 to 1, so that two maps can be compared by eye. Maps lie over the slide's thumbnail where there is
+one, see `gpmil.show.slides`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import LineCollection
-from matplotlib.colors import Colormap, ListedColormap, Normalize
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
-from gpmil.data.graphs import grid_edges
+from gpmil.show.layers import (
+    BENIGN,
+    FAINTEST,
+    MALIGNANT,
+    OUTLINE,
+    OVER_SLIDE,
+    PROBABILITY,
+    UNCERTAINTY,
+    UNKNOWN,
+    draw,
+    draw_slide,
+    draw_truth,
+    opacity,
+    outline,
+    outline_flags,
+)
 from gpmil.show.plots import DPI, FONT, INK, MUTED, new_figure
+from gpmil.show.raster import (
+    FINE,
+    MOST_PIXELS,
+    ON_LATTICE,
+    SLIVER,
+    Coords,
+    Layout,
+    Values,
+    lay_out,
+)
 from gpmil.show.slides import Extent, Thumbnail
 
 __all__ = [
@@ -60,288 +78,21 @@ __all__ = [
     "sharp_dpi",
 ]
 
-PROBABILITY = "viridis"
-UNCERTAINTY = "cividis"
-BENIGN, MALIGNANT, UNKNOWN = "#c9ccd1", "#b2182b", "#eef0f2"
-OUTLINE = "#ff2e63"  # of the truth; flags have a white line with a dark edge, seen on any colour
-
-OVER_SLIDE = 0.7  # opacity of a map over a thumbnail: the tissue shows through
-FAINTEST = 0.12  # opacity of the least certain patch: it can still be seen
-
-FINE = 8  # pixels a step where pieces lie off a common lattice
-MOST_PIXELS = 4_000_000  # coarser pixels beyond this: a map is to be looked at
-ON_LATTICE = 0.05  # steps by which pieces of one lattice may differ
-SLIVER = 1e-6  # pixels: less is rounding, not tissue
-
-Coords = Shaped[np.ndarray, "n k"]
-Values = Shaped[np.ndarray, " n"]
-
-
-# --- From patches to pixels -----------------------------------------------------------------------
-@dataclass(frozen=True)
-class Layout:
-    """Where the patches of a slide lie on a canvas of pixels; `lay_out` makes one.
-
-    extent is (left, right, bottom, top) in the unit of the coordinates, y downwards.
-    """
-
-    pixel: Float[np.ndarray, "n 2"]  # column and row of the patch's upper left corner
-    cover: tuple[float, float]  # columns and rows that a patch covers
-    extent: Extent
-
-    def paint(self, values: Values) -> Float[np.ndarray, "h w"]:
-        """Mean of the values (n,) of the patches on each pixel, by area; NaN where there is none.
-
-        A patch whose value is NaN is left out.
-        """
-        if len(values) != len(self.pixel):
-            raise ValueError(
-                f"values: expected one a patch, {len(self.pixel)} in all, found {len(values)}."
-            )
-        known = np.isfinite(values)
-        given = np.asarray(values, dtype=np.float64)[known]
-        width, height = self.shape
-        total, area = np.zeros(height * width), np.zeros(height * width)
-        columns, rows = (self._shares(axis, known) for axis in (0, 1))
-        for (column, wide), (row, high) in product(columns, rows):
-            share = wide * high
-            on = np.flatnonzero(share)
-            cell = row[on] * width + column[on]
-            # v = sum_i a_i v_i / sum_i a_i, a_i the area of patch i on the pixel
-            np.add.at(total, cell, share[on] * given[on])
-            np.add.at(area, cell, share[on])
-        mean = np.divide(total, area, out=np.full_like(total, np.nan), where=area > 0)
-        return mean.reshape(height, width)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Columns and rows of the canvas."""
-        width, height = np.ceil(self.pixel.max(axis=0) + self.cover - SLIVER)
-        return int(width), int(height)
-
-    def _shares(
-        self, axis: int, known: Bool[np.ndarray, " n"]
-    ) -> list[tuple[Int[np.ndarray, " k"], Float[np.ndarray, " k"]]]:
-        """Columns (rows) that the known patches touch, and how much of each they cover."""
-        start = self.pixel[known, axis]
-        end, first = start + self.cover[axis], np.floor(start + SLIVER)
-        found = []
-        for k in range(int(np.ceil(self.cover[axis] - SLIVER)) + 1):
-            share = np.minimum(end, first + k + 1) - np.maximum(start, first + k)
-            share = np.where(share > SLIVER, np.minimum(share, 1.0), 0.0)
-            if share.any():
-                found.append(((first + k).astype(np.int64), share))
-        return found
-
-
-def lay_out(coords: Coords, step: Any, size: Any = None) -> Layout:
-    """Place patches on pixels.
-
-    Parameters
-    ----------
-    coords
-        (n, 2) upper left corners, or (n, 1) for a chain, which becomes a strip.
-    step
-        distance of neighbouring patches, one number or one an axis.
-    size
-        side of a patch where it differs from the step (overlapping patches); default the step.
-
-    Examples
-    --------
-    >>> layout = lay_out(np.array([[0, 0], [256, 0], [256, 256]]), step=256)
-    >>> layout.paint(np.array([0.1, 0.5, 0.9]))
-    array([[0.1, 0.5],
-           [nan, 0.9]])
-    """
-    coords, step = _checked(coords, step)
-    side = np.ones(2) if size is None else _pair(size, "size") / step
-    points = coords / step
-    piece = _pieces(points)
-    corner = np.full((piece.max() + 1, 2), np.inf)
-    np.minimum.at(corner, piece, points)
-    # Whole cells within a piece: pixels leave no seams between its patches.
-    cell = np.round(points - corner[piece])
-    # The largest piece sets the lattice; the others are whole cells away from it, or off it.
-    base = corner[np.bincount(piece).argmax()]
-    away = corner - base
-    off = np.concatenate([away - np.round(away), (side - np.round(side))[None]])
-    whole = bool(np.abs(off).max() <= ON_LATTICE)
-    room = float(np.prod(np.ptp(away[piece] + cell, axis=0) + side))
-    fine = _resolution(room, 1 if whole else FINE)
-    if fine >= 1:
-        pixel = np.floor(away * fine + 0.5)[piece] + cell * fine
-    else:
-        pixel = (away[piece] + cell) * fine
-    cover = np.maximum(np.round(side), 1) if fine == 1 and whole else side * fine
-    first = np.floor(pixel.min(axis=0))
-    layout = Layout(pixel - first, (float(cover[0]), float(cover[1])), (0.0, 0.0, 0.0, 0.0))
-    last = first + layout.shape
-    (left, top), (right, bottom) = (base + first / fine) * step, (base + last / fine) * step
-    return replace(layout, extent=(float(left), float(right), float(bottom), float(top)))
-
-
-def _resolution(room: float, wanted: int) -> float:
-    """Pixels a step for a map of `room` cells: `wanted`, or fewer where it would be too large.
-
-    >>> _resolution(1e4, 8), _resolution(5e5, 8), _resolution(1.6e7, 1)
-    (8.0, 2.0, 0.5)
-    """
-    while wanted > 1 and room * wanted**2 > MOST_PIXELS:
-        wanted //= 2
-    return min(float(wanted), float(np.sqrt(MOST_PIXELS / room))) if wanted == 1 else float(wanted)
-
-
-def _pieces(points: Float[np.ndarray, "n 2"]) -> Int[np.ndarray, " n"]:
-    """Number of the connected piece each patch belongs to; patches that touch are connected."""
-    n = len(points)
-    i, j = grid_edges(points, np.zeros(n, dtype=np.int64), diagonal=True).T
-    graph = coo_array((np.ones(len(i), dtype=bool), (i, j)), shape=(n, n))
-    return connected_components(graph, directed=False)[1].astype(np.int64)
-
-
-def _checked(
-    coords: np.ndarray, step: Any
-) -> tuple[Float[np.ndarray, "n 2"], Float[np.ndarray, " 2"]]:
-    coords = np.asarray(coords, dtype=np.float64)
-    if coords.ndim != 2 or coords.shape[1] not in (1, 2) or not len(coords):
-        raise ValueError(
-            "coords: expected (n, 2) positions, or (n, 1) for a chain, of at least one patch; "
-            f"found shape {coords.shape}. Draw a volume one plane at a time."
-        )
-    if not np.isfinite(coords).all():
-        raise ValueError("coords: found NaN or infinite positions. Leave those patches out.")
-    step = _pair(step, "step")
-    if coords.shape[1] == 1:
-        return np.column_stack([coords, np.zeros(len(coords))]), step[[0, 0]]
-    return coords, step
-
-
-def _pair(value: Any, name: str) -> Float[np.ndarray, " 2"]:
-    given = np.asarray(value, dtype=np.float64).ravel()
-    if given.size not in (1, 2) or not (np.isfinite(given) & (given > 0)).all():
-        raise ValueError(f"{name}: expected a positive number, or one an axis, found {value!r}.")
-    return np.broadcast_to(given, (2,)).copy()
-
-
-# --- Drawing on axes ------------------------------------------------------------------------------
-def draw(
-    ax: Axes,
-    layout: Layout,
-    values: Values,
-    cmap: str | Colormap = PROBABILITY,
-    limits: tuple[float, float] = (0.0, 1.0),
-    alpha: float | Float[np.ndarray, "h w"] | None = None,
-) -> AxesImage:
-    """Draw values (n,) on a scale with these limits; where no tissue is, nothing is drawn.
-
-    `alpha` is the opacity, one number or one a pixel.
-    """
-    ax.set_axis_off()
-    return ax.imshow(
-        layout.paint(values),
-        extent=layout.extent,
-        cmap=colormaps[cmap] if isinstance(cmap, str) else cmap,
-        vmin=limits[0],
-        vmax=limits[1],
-        interpolation="nearest",
-        alpha=alpha,
-    )
-
-
-def draw_slide(ax: Axes, slide: Thumbnail, faint: bool = False) -> None:
-    """Draw a thumbnail; `faint` in light greys, for a map to lie over it."""
-    image = slide.image
-    if faint:
-        grey = image.mean(axis=2, keepdims=True)
-        image = np.repeat(128 + grey / 2, 3, axis=2).astype(np.uint8)
-    ax.set_axis_off()
-    ax.imshow(image, extent=slide.extent)
-
-
-def outline_flags(ax: Axes, layout: Layout, flagged: Bool[np.ndarray, " n"]) -> None:
-    """Draw a white line with a dark edge round flagged patches (n,), thin where patches are small.
-
-    To be called when the view of the axes is set: the width follows from the size of a patch.
-    """
-    width = float(np.clip(0.3 * _points_a_patch(ax, layout), 0.35, 1.0))
-    for colour, times in ((INK, 2.4), ("white", 1.0)):
-        outline(ax, layout, flagged, colour)
-        ax.collections[-1].set(linewidth=times * width)
-
-
-def _points_a_patch(ax: Axes, layout: Layout) -> float:
-    """Width of a patch on paper, in points."""
-    left, right, _, _ = layout.extent
-    patch = (right - left) / layout.shape[0] * layout.cover[0]
-    box, figure = ax.get_position(), ax.get_figure(root=True)
-    assert figure is not None
-    low, high = ax.get_xlim()
-    return float(72 * box.width * figure.get_size_inches()[0] * patch / abs(high - low))
-
-
-def opacity(layout: Layout, std: Values, limits: tuple[float, float]) -> Float[np.ndarray, "h w"]:
-    """Opacity of each pixel: 1 at the lower limit of the uncertainty (n,), faint at the upper one.
-
-    Patches of unknown uncertainty are as faint as the least certain ones.
-
-    >>> layout = lay_out(np.array([[0], [1], [2]]), 1)
-    >>> opacity(layout, np.array([0.0, 0.2, 0.4]), (0.0, 0.4))
-    array([[1.  , 0.56, 0.12]])
-    """
-    low, high = limits
-    doubt = (layout.paint(std) - low) / (high - low if high > low else 1.0)
-    return 1 - (1 - FAINTEST) * np.clip(np.nan_to_num(doubt, nan=1.0), 0, 1)
-
-
-def draw_truth(ax: Axes, layout: Layout, truth: Values) -> None:
-    """Draw the true labels (n,): 1 malignant, 0 benign, anything else unknown."""
-    benign, malignant = truth == 0, truth == 1
-    for chosen, colour in (
-        (~benign & ~malignant, UNKNOWN),
-        (benign, BENIGN),
-        (malignant, MALIGNANT),
-    ):
-        draw(ax, layout, np.where(chosen, 1.0, np.nan), ListedColormap([colour]))
-
-
-def outline(
-    ax: Axes, layout: Layout, inside: Bool[np.ndarray, " n"], colour: str = OUTLINE
-) -> None:
-    """Draw a line round the patches for which `inside` (n,) holds."""
-    lines = _borders(layout.paint(inside) >= 0.5, layout.extent)
-    ax.add_collection(
-        LineCollection(list(lines), colors=colour, linewidths=1.0, capstyle="projecting")
-    )
-
-
-def _borders(
-    mask: Bool[np.ndarray, "h w"], extent: tuple[float, float, float, float]
-) -> Float[np.ndarray, "s 2 2"]:
-    """Sides between inside and outside, as line segments ((x, y), (x, y)).
-
-    >>> _borders(np.array([[True, True]]), (0.0, 4.0, 3.0, 0.0)).tolist()  # a rectangle of 4 x 3
-    [[[0.0, 0.0], [4.0, 0.0]], [[0.0, 3.0], [4.0, 3.0]],
-     [[0.0, 0.0], [0.0, 3.0]], [[4.0, 0.0], [4.0, 3.0]]]
-    """
-    padded = np.pad(mask, 1)
-    lying = _runs(padded[1:, 1:-1] != padded[:-1, 1:-1])
-    upright = _runs((padded[1:-1, 1:] != padded[1:-1, :-1]).T)[..., ::-1]
-    left, right, bottom, top = extent
-    pixel = np.array([(right - left) / mask.shape[1], (bottom - top) / mask.shape[0]])
-    return np.concatenate([lying, upright]) * pixel + np.array([left, top])
-
-
-def _runs(side: Bool[np.ndarray, "lines cells"]) -> Int[np.ndarray, "s 2 2"]:
-    """Unbroken runs along the lines, as ((first cell, line), (cell past the last, line))."""
-    change = np.diff(np.pad(side, ((0, 0), (1, 1))).astype(np.int8), axis=1)
-    ends = [np.stack([cell, line], 1) for line, cell in map(np.nonzero, (change > 0, change < 0))]
-    return np.stack(ends, axis=1)
-
-
 # --- Figures (lengths in inches) ------------------------------------------------------------------
 _GAP, _MARGIN, _HEAD, _FOOT = 0.25, 0.1, 0.3, 0.5
 _TITLE, _RULER, _SECOND_BAR = 0.42, 0.3, 0.46
 Uncertainty = Literal["panel", "opacity"]
+
+
+class _Patches(NamedTuple):
+    """The patches of one slide, and what is known of them."""
+
+    layout: Layout
+    values: Values
+    std: Values | None
+    std_limits: tuple[float, float]
+    truth: Values | None
+    flagged: Values | None
 
 
 def heatmap(
@@ -365,75 +116,94 @@ def heatmap(
 
     Parameters
     ----------
-    coords, step, size
-        as in `lay_out`.
-    values
-        (n,) probabilities; NaN is not drawn.
-    std
-        (n,) uncertainty of each patch, drawn as `uncertainty` says: "panel", a panel of its own,
-        or "opacity", the less certain the fainter.
-    std_limits
-        its scale, the same for all slides that are to be compared; default from 0 to the largest
-        value.
-    truth
-        (n,) true labels, -1 unknown: malignant patches are outlined. With `beside`, the truth is
-        also a panel of its own, the first one.
-    box
-        largest width and height of a panel.
-    flagged
-        (n,) patches that are flagged: outlined in white with a dark edge.
-    slide
-        the slide's thumbnail: a panel of its own, and in grey beneath the maps. Coordinates are
-        level-0 pixels then.
-    mpp
-        microns per unit of the coordinates, for a scale bar; default that of the slide, and
-        without either there is no scale bar.
-    title
-        a line above, such as the slide's name.
+    coords, step, size : as in `lay_out`
+    values : (n,) probabilities; NaN is not drawn
+    std : (n,) uncertainty of each patch, drawn as `uncertainty` says: "panel", a panel of its own,
+        or "opacity", the less certain the fainter
+    std_limits : its scale, the same for all slides that are to be compared; default from 0 to the
+        largest value
+    truth : (n,) true labels, -1 unknown: malignant patches are outlined. With `beside`, the truth
+        is also a panel of its own, the first one
+    box : largest width and height of a panel
+    flagged : (n,) patches that are flagged: outlined in white with a dark edge
+    slide : the slide's thumbnail: a panel of its own, and in grey beneath the maps. Coordinates are
+        level-0 pixels then
+    mpp : microns per unit of the coordinates, for a scale bar; default that of the slide, and
+        without either there is no scale bar
+    title : a line above, such as the slide's name
     """
-    layout = lay_out(coords, step, size)
-    beside = beside and truth is not None
-    limits = _std_limits(std, std_limits)
-    faint = std is not None and uncertainty == "opacity"
-    second = std is not None and not faint
-    mpp = slide.mpp[0] if mpp is None and slide is not None and slide.mpp is not None else mpp
-    view = layout.extent if slide is None else slide.extent
-    figure, axes = _panels(
-        1 + beside + second + (slide is not None),
-        _panel_shape(view, box),
-        _HEAD + (_TITLE if title else 0),
-        _FOOT + (_RULER if mpp else 0) + (_SECOND_BAR if faint else 0),
-    )
-    panels = iter(axes)
-    if beside and truth is not None:
-        _draw_panel(ax := next(panels), "truth", slide)
-        draw_truth(ax, layout, truth)
-    if slide is not None:
-        draw_slide(ax := next(panels), slide)
-        _heading(ax, "slide")
-    over = None if slide is None else OVER_SLIDE
-    _draw_panel(ax := next(panels), "prediction", slide)
-    veil = opacity(layout, std, limits) if faint and std is not None else over
-    image = draw(ax, layout, values, alpha=veil)
-    _scale_below(ax, image, "probability", _SECOND_BAR if faint else 0)
-    if faint:
-        _fading_below(ax, limits)
-    if second and std is not None:
-        _draw_panel(ax := next(panels), "uncertainty", slide)
-        image = draw(ax, layout, std, UNCERTAINTY, limits, over)
-        _scale_below(ax, image, "standard deviation")
-    for ax in axes:
+    layout, limits = lay_out(coords, step, size), _std_limits(std, std_limits)
+    patches = _Patches(layout, values, std, limits, truth, flagged)
+    if mpp is None and slide is not None and slide.mpp is not None:
+        mpp = slide.mpp[0]
+    return _slide_figure(patches, slide, mpp, box, title, beside, uncertainty == "opacity")
+
+
+def _slide_figure(
+    patches: _Patches,
+    slide: Thumbnail | None,
+    mpp: float | None,
+    box: tuple[float, float],
+    title: str,
+    beside: bool,
+    fading: bool,
+) -> Figure:
+    """The panels of one slide side by side; `fading`: uncertainty is drawn as opacity."""
+    fading = fading and patches.std is not None
+    there = {
+        "truth": beside and patches.truth is not None,
+        "slide": slide is not None,
+        "prediction": True,
+        "uncertainty": patches.std is not None and not fading,
+    }
+    panels = [name for name, wanted in there.items() if wanted]
+    view = patches.layout.extent if slide is None else slide.extent
+    head = _HEAD + (_TITLE if title else 0)
+    foot = _FOOT + (_RULER if mpp else 0) + (_SECOND_BAR if fading else 0)
+    figure, axes = _panels(len(panels), _panel_shape(view, box), head, foot)
+    for ax, name in zip(axes, panels):
+        _draw_panel(ax, name, patches, slide, fading)
         ax.set(xlim=view[:2], ylim=view[2:])
-    for ax in axes[int(beside) :]:
-        if truth is not None:
-            outline(ax, layout, truth == 1)
-        if flagged is not None:
-            outline_flags(ax, layout, np.asarray(flagged, dtype=bool))
+    for ax in axes[int(there["truth"]) :]:
+        _draw_outlines(ax, patches)
     if mpp:
         _ruler(axes[0], view, mpp)
     if title:
-        _title(figure, title, _counts(len(layout.pixel), flagged))
+        _title(figure, title, _counts(len(patches.layout.pixel), patches.flagged))
     return figure
+
+
+def _draw_panel(
+    ax: Axes, name: str, patches: _Patches, slide: Thumbnail | None, fading: bool
+) -> None:
+    if slide is not None:
+        draw_slide(ax, slide, faint=name != "slide")
+    ax.set_title(name, fontsize=FONT, color=INK, pad=4)
+    over = None if slide is None else OVER_SLIDE
+    if name == "truth" and patches.truth is not None:
+        draw_truth(ax, patches.layout, patches.truth)
+    elif name == "prediction":
+        _draw_prediction(ax, patches, over, fading)
+    elif name == "uncertainty" and patches.std is not None:
+        image = draw(ax, patches.layout, patches.std, UNCERTAINTY, patches.std_limits, over)
+        _scale_below(ax, image, "standard deviation")
+
+
+def _draw_prediction(ax: Axes, patches: _Patches, over: float | None, fading: bool) -> None:
+    if not fading or patches.std is None:
+        _scale_below(ax, draw(ax, patches.layout, patches.values, alpha=over), "probability")
+        return
+    veil = opacity(patches.layout, patches.std, patches.std_limits)
+    image = draw(ax, patches.layout, patches.values, alpha=veil)
+    _scale_below(ax, image, "probability", _SECOND_BAR)
+    _fading_below(ax, patches.std_limits)
+
+
+def _draw_outlines(ax: Axes, patches: _Patches) -> None:
+    if patches.truth is not None:
+        outline(ax, patches.layout, patches.truth == 1)
+    if patches.flagged is not None:
+        outline_flags(ax, patches.layout, np.asarray(patches.flagged, dtype=bool))
 
 
 def sharp_dpi(figure: Figure, least: float = DPI, most: float = 450.0) -> float:
@@ -459,12 +229,6 @@ def _std_limits(std: Values | None, limits: tuple[float, float] | None) -> tuple
         return limits
     known = np.zeros(0) if std is None else std[np.isfinite(std)]
     return 0.0, float(known.max()) if len(known) else 1.0
-
-
-def _draw_panel(ax: Axes, heading: str, slide: Thumbnail | None) -> None:
-    if slide is not None:
-        draw_slide(ax, slide, faint=True)
-    _heading(ax, heading)
 
 
 def _counts(n: int, flagged: Values | None) -> str:
@@ -643,10 +407,6 @@ def _axes_at(figure: Figure, left: float, bottom: float, width: float, height: f
     ax = figure.add_axes((left / w, bottom / h, width / w, height / h))
     ax.set_axis_off()
     return ax
-
-
-def _heading(ax: Axes, text: str) -> None:
-    ax.set_title(text, fontsize=FONT, color=INK, pad=4)
 
 
 def _scale_below(ax: Axes, image: AxesImage, label: str, up: float = 0.0) -> None:
