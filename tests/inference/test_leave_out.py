@@ -545,7 +545,7 @@ def test_the_smooth_scores_follow_the_engine(bags, Z):
 # --- Several threads --------------------------------------------------------------------------
 HANGS = """
 import torch
-from gpmil.leave_out import solve
+from gpmil.inference.leave_out import solve
 torch.set_num_threads(2)
 random = torch.Generator().manual_seed(0)
 A = torch.randn(3, 230, 230, generator=random).double() / 15 + 3 * torch.eye(230).double()
