@@ -221,31 +221,36 @@ class Partition:
 
     def pull(self, w: Float[Tensor, " M"], c: float) -> tuple:
         """sum_b log Z_b and W'(E - c)."""
-        return self._summed("pull", w.to(self.device), c)
+        w = w.to(self.device)
+        return self._summed(lambda piece: piece.pull(w, c))
 
     def rise(self, w: Float[Tensor, " M"], c: float) -> tuple:
         """sum_b log Z_b and its gradient."""
-        return self._summed("rise", w.to(self.device), c)
+        w = w.to(self.device)
+        return self._summed(lambda piece: piece.rise(w, c))
 
     def fixed_point(self, w: Float[Tensor, " M"], c: float) -> tuple:
         """sum_b log Z_b, W'(E - c) and W'D H."""
-        return self._summed("fixed_point", w.to(self.device), c)
+        w = w.to(self.device)
+        return self._summed(lambda piece: piece.fixed_point(w, c))
 
     def bound(self, w: Float[Tensor, " M"], c: float) -> tuple:
         """sum_b log Z_b, its gradient and minus its Hessian."""
-        return self._summed("bound", w.to(self.device), c)
+        w = w.to(self.device)
+        return self._summed(lambda piece: piece.bound(w, c))
 
     def weigh(self, expectation: Float[Tensor, " n"], c: float) -> tuple:
         """W'(E - c) for a given E[m] of the instances here."""
-        return self._summed("weigh", expectation.to(self.device), c)
+        expectation = expectation.to(self.device)
+        return self._summed(lambda piece: piece.weigh(expectation, c))
 
     def weigh_signs(self, c: float) -> tuple:
         """W'(E - c) for E[m] = 1 in positive bags, -1 in negative ones."""
-        return self._summed("weigh_signs", c)
+        return self._summed(lambda piece: piece.weigh_signs(c))
 
-    def _summed(self, term: str, *at: Any) -> tuple:
+    def _summed(self, terms: Callable[[Piece], tuple]) -> tuple:
         assert self._problem is not None
-        return to_cpu(summed(self._problem, term, *at))
+        return to_cpu(summed(self._problem, terms))
 
     def gamma(self, w: Float[Tensor, " M"], c: float) -> Float[Tensor, " n"]:
         """d log Z_b / d mu of every instance."""

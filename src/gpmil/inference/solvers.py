@@ -15,7 +15,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -32,6 +32,7 @@ from gpmil.process.sparse_gp import SparseGP
 from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
+Terms = TypeVar("Terms", bound=tuple[Any, ...])
 SIDE_BY_SIDE = 8  # chunks from which threads pay
 WARM_SWEEPS = 4  # plain sweeps before Newton: most of the distance at a tenth of the cost
 SERVES = 0.1  # a Hessian is kept while a step with it leaves at most so much of the residual
@@ -149,27 +150,27 @@ def _sweep(problem: Problem, w: Float[Tensor, " M"], count: int) -> tuple[Tensor
 
 def weights(problem: Problem, expectation: Float[Tensor, " N"]) -> Float[Tensor, " M"]:
     """w = R^-1 W'(E - c) for a given E[m] (eq. mu_u)."""
-    return problem.solve_R(summed(problem, "weigh", expectation, problem.c)[0])
+    return problem.solve_R(summed(problem, lambda piece: piece.weigh(expectation, problem.c))[0])
 
 
 def pull(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float | Tensor, Float[Tensor, " M"]]:
     """sum_b log Z_b and W'(E - c) at w."""
-    return summed(problem, "pull", w, problem.c)
+    return summed(problem, lambda piece: piece.pull(w, problem.c))
 
 
-def summed(problem: Problem, term: str, *at: Any) -> Any:
+def summed(problem: Problem, terms: Callable[[Piece], Terms]) -> Terms:
     """The terms that the pieces of the cohort give, added up."""
 
-    def one_lane(pieces: Sequence[Piece]) -> tuple:
-        return functools.reduce(_add, (getattr(piece, term)(*at) for piece in pieces))
+    def one_lane(pieces: Sequence[Piece]) -> Terms:
+        return functools.reduce(_add, map(terms, pieces))
 
     on_cpu = problem.R.device.type == "cpu"
     side_by_side = on_cpu and len(problem.chunks) >= SIDE_BY_SIDE
     return in_lanes(problem.chunks, one_lane, _add, side_by_side)
 
 
-def _add(a: tuple, b: tuple) -> tuple:
-    return tuple(x + y for x, y in zip(a, b))
+def _add(a: Terms, b: Terms) -> Terms:
+    return cast(Terms, tuple(x + y for x, y in zip(a, b)))
 
 
 # --- The paper's fixed point, converged -------------------------------------------------------
@@ -206,14 +207,14 @@ def newton(
 
 def signed(problem: Problem) -> Float[Tensor, " M"]:
     """w = R^-1 W'(E - c) for E[m] = 1 in positive bags, -1 in negative ones."""
-    return problem.solve_R(summed(problem, "weigh_signs", problem.c)[0])
+    return problem.solve_R(summed(problem, lambda piece: piece.weigh_signs(problem.c))[0])
 
 
 def fixed_point(
     problem: Problem, w: Float[Tensor, " M"]
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, "M M"], float]:
     """F(w), W'D H with D = dE/dmu, and the collapsed bound less its constant."""
-    log_z, pulled, slope = summed(problem, "fixed_point", w, problem.c)
+    log_z, pulled, slope = summed(problem, lambda piece: piece.fixed_point(w, problem.c))
     return pulled - problem.R @ w, slope, log_z - float(w @ w) / 2
 
 
@@ -323,7 +324,7 @@ def collapsed_bound(
     problem: Problem, w: Float[Tensor, " M"]
 ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
     """L(w), its gradient H'gamma - w, and the Hessian of -L."""
-    log_z, gradient, curvature = summed(problem, "bound", w, problem.c)
+    log_z, gradient, curvature = summed(problem, lambda piece: piece.bound(w, problem.c))
     eye = torch.eye(len(w), dtype=w.dtype, device=w.device)
     prior = problem.share
     return log_z - prior * float(w @ w) / 2, gradient - prior * w, prior * eye + curvature
@@ -331,7 +332,7 @@ def collapsed_bound(
 
 def rise(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float, Float[Tensor, " M"]]:
     """L(w) and its gradient."""
-    log_z, gradient = summed(problem, "rise", w, problem.c)
+    log_z, gradient = summed(problem, lambda piece: piece.rise(w, problem.c))
     return log_z - problem.share * float(w @ w) / 2, gradient - problem.share * w
 
 
