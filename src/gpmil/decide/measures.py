@@ -1,0 +1,165 @@
+"""What is measured of rows of patients, as sums that a resample weighs: nothing is sorted twice."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, Int
+
+Binning = Literal["mass", "width"]
+Weights = Float[np.ndarray, " units"]  # how often each patient is in a resample
+Totals = dict[str, Float[np.ndarray, " units"]]  # sums over the rows of each patient
+
+
+# --- Sums over the rows of a patient: what a resample weighs --------------------------------------
+def totals_of(
+    y: Float[np.ndarray, " n"],
+    p: Float[np.ndarray, " n"],
+    flagged: Bool[np.ndarray, " n"],
+    unit: Int[np.ndarray, " n"],
+) -> Totals:
+    """What every metric counts, summed over the rows of each patient."""
+    columns = {
+        "rows": np.ones(len(y)),
+        "positive": y,
+        "flagged": flagged,
+        "hit": y * flagged,
+        "log_loss": _log_losses(y, p),
+        "brier": (y - p) ** 2,
+    }
+    return {name: np.bincount(unit, column) for name, column in columns.items()}
+
+
+def _log_losses(y: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """-log P(label), p one epsilon away from 0 and 1: a rounded certainty would cost infinity."""
+    eps = np.finfo(p.dtype).eps
+    q = np.clip(p, eps, 1 - eps).astype(np.float64)
+    return -np.where(y == 1, np.log(q), np.log1p(-q))
+
+
+def within_bag_totals(
+    y: Float[np.ndarray, " n"],
+    score: Float[np.ndarray, " n"],
+    bag: Int[np.ndarray, " n"],
+    unit: Int[np.ndarray, " n"],
+) -> Totals:
+    """Sum of the AUCs of a patient's bags that hold both classes, and their number."""
+    area, mixed = bag_aucs(y, score, bag)
+    unit_of_bag = np.zeros(len(area), dtype=np.int64)
+    unit_of_bag[bag] = unit
+    return {
+        "within_bag_auc": np.bincount(unit_of_bag, area, minlength=unit.max() + 1),
+        "mixed_bags": np.bincount(unit_of_bag, mixed, minlength=unit.max() + 1),
+    }
+
+
+def bag_aucs(
+    y: Float[np.ndarray, " n"], score: Float[np.ndarray, " n"], bag: Int[np.ndarray, " n"]
+) -> tuple[Float[np.ndarray, " bags"], Bool[np.ndarray, " bags"]]:
+    """AUC of each bag, 0 where it is not defined, and whether the bag holds both classes."""
+    rank = pd.Series(score).groupby(bag).rank().to_numpy()
+    size, positive, ranks = np.bincount(bag), np.bincount(bag, y), np.bincount(bag, y * rank)
+    # Mann-Whitney: AUC = (sum of the positives' ranks - P (P + 1) / 2) / (P (n - P))
+    pairs = positive * (size - positive)
+    above = ranks - positive * (positive + 1) / 2
+    return np.divide(above, pairs, out=np.zeros(len(size)), where=pairs > 0), pairs > 0
+
+
+def decision_measures(totals: Totals, c: Weights) -> dict[str, float]:
+    """Accuracy, precision, recall and F1 of a resample."""
+    n, positive, flagged, hit = (
+        float(c @ totals[k]) for k in ("rows", "positive", "flagged", "hit")
+    )
+    return {
+        # right = true positives + true negatives = hit + (n - positive - flagged + hit)
+        "accuracy": (n - positive - flagged + 2 * hit) / n,
+        "precision": ratio(hit, flagged, otherwise=0.0),
+        "recall": ratio(hit, positive),
+        # F1 = 2 TP / (2 TP + FP + FN)
+        "f1": 2 * hit / (flagged + positive) if positive else math.nan,
+    }
+
+
+def losses(totals: Totals, c: Weights) -> dict[str, float]:
+    """Log loss and Brier score of a resample."""
+    return {k: float(c @ totals[k] / (c @ totals["rows"])) for k in ("log_loss", "brier")}
+
+
+def patch_measures(totals: Totals, c: Weights) -> dict[str, float]:
+    """What is reported of patches only, of a resample."""
+    positive, flagged, hit, area, mixed = (
+        float(c @ totals[k]) for k in ("positive", "flagged", "hit", "within_bag_auc", "mixed_bags")
+    )
+    return {
+        "within_bag_auc": ratio(area, mixed),
+        "false_discovery_rate": ratio(flagged - hit, flagged, otherwise=0.0),
+        "power": ratio(hit, positive),
+    }
+
+
+def ratio(part: float, whole: float, otherwise: float = math.nan) -> float:
+    """part / whole, and `otherwise` where there is no whole."""
+    return part / whole if whole else otherwise
+
+
+# --- Ranks: sorted once, then cumulative sums of the weights of a resample ------------------------
+@dataclass(frozen=True)
+class Ranked:
+    """Rows from the highest score down, and the distinct scores among them."""
+
+    positive: Float[np.ndarray, " n"]
+    unit: Int[np.ndarray, " n"]  # the patient of each row
+    last: Int[np.ndarray, " T"]  # the last row of each distinct score
+    score: Float[np.ndarray, " T"]
+
+
+def ranked_by_score(
+    y: Float[np.ndarray, " n"], score: Float[np.ndarray, " n"], unit: Int[np.ndarray, " n"]
+) -> Ranked:
+    """The rows sorted once, for all resamples."""
+    order = np.argsort(-score, kind="stable")
+    score = score[order].astype(np.float64)
+    last = np.append(np.flatnonzero(score[1:] != score[:-1]), len(score) - 1)
+    return Ranked(y[order], unit[order], last, score[last])
+
+
+def rank_measures(ranked: Ranked, c: Weights, n_bins: int, binning: Binning) -> dict[str, float]:
+    """AUC, average precision and calibration error of a resample."""
+    weight = c[ranked.unit]
+    # Rows, and positives, that score at least as high as each distinct score
+    rows = np.cumsum(weight)[ranked.last]
+    true = np.cumsum(weight * ranked.positive)[ranked.last]
+    if binning == "mass":
+        bins = mass_bins(rows[-1] - rows, rows[-1], n_bins)
+    else:
+        bins = np.digitize(ranked.score, np.linspace(0, 1, n_bins + 1)[1:-1])
+    # |positives - sum of p| of each bin
+    gap = np.bincount(bins, _steps(true) - ranked.score * _steps(rows))
+    return {
+        "auc": _auc(true, rows - true),
+        "average_precision": _average_precision(true, rows),
+        "calibration_error": float(np.abs(gap).sum() / rows[-1]),
+    }
+
+
+def _auc(true: Float[np.ndarray, " T"], false: Float[np.ndarray, " T"]) -> float:
+    """Area under true against false positives; ties are slopes, so that a tied pair counts half."""
+    area = _steps(false) @ (true - _steps(true) / 2)
+    return ratio(float(area), float(true[-1] * false[-1]))
+
+
+def _average_precision(true: Float[np.ndarray, " T"], rows: Float[np.ndarray, " T"]) -> float:
+    """Sum over thresholds of (recall gained) x precision; no row yet gains no recall."""
+    precision = true / np.maximum(rows, 1)
+    return ratio(float(_steps(true) @ precision), float(true[-1]))
+
+
+def _steps(total: Float[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
+    return np.diff(total, prepend=0.0)
+
+
+def mass_bins(below: np.ndarray, n: float, n_bins: int) -> Int[np.ndarray, " T"]:
+    """floor(n_bins x share of the rows that score lower): equal scores share a bin."""
+    return np.floor(n_bins * below / n).astype(np.int64)
