@@ -21,6 +21,7 @@ import gpmil
 from fuzz.campaign import Target
 from gpmil.cli import evaluate, heatmap, qupath
 from gpmil.files import persistence
+from gpmil.files.foreign import require_regular
 from gpmil.models.base import InstancePredictions
 from gpmil.runs import judge
 from gpmil.runs import page as run_report
@@ -428,6 +429,7 @@ def resume(folder: Path) -> pd.DataFrame:
 
     run = folder / "run"
     card = read_config(run)
+    require_regular(run / PREDICTIONS)  # the copy below would wait for a pipe
     predict._seen(run / "model", cohort())
     with workspace(folder / "new", card) as space:
         part = space.folder / UNITS / "one.csv"

@@ -490,3 +490,15 @@ def test_a_finished_part_that_was_damaged_is_named(tmp_path):
     (tmp_path / "run.partial" / UNITS / "one.csv").write_text("slide\na,b,c\n")
     with pytest.raises(ValueError, match=r"one\.csv"), workspace(out, CONFIG) as space:
         space.pooled(["one"])
+
+
+def test_a_table_of_patches_without_probabilities_is_named(tmp_path):
+    run = tmp_path / "run"
+    (run / "patches").mkdir(parents=True)
+    table = pd.DataFrame({"x": [0.0], "y": [0.0], "label": ["1"]})
+    table.to_csv(run / "patches" / "s.csv.gz", index=False)
+    rows = pd.DataFrame(
+        {"slide": ["s"], "patient": [""], "probability": [0.5], "decision": [""], "label": [1.0]}
+    )
+    with pytest.raises(ValueError, match=r"s\.csv\.gz has no column 'probability'"):
+        judge_run(run, rows)

@@ -100,7 +100,7 @@ def classes_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     options = config.get("options", {})
     if "model" in options:
         # What was predicted may have other classes, or none: the run of the model knows.
-        known = config["model"].get("classes")
+        known = config.get("model", {}).get("classes")
         fitted = Path(options["model"])
         if known is None and (fitted / CARD).is_file():
             known = classes_of(read_config(fitted))

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from gpmil.decide import metrics
+from gpmil.files.foreign import BadFile
 from gpmil.runs.files import PATCHES, coupling_folder, patch_file, read_patches
 
 RESAMPLES = 1000
@@ -77,6 +78,8 @@ def _patch_metrics(
         if not file.is_file():
             continue
         table = read_patches(file)
+        if "probability" not in table:
+            raise BadFile(f"{file} has no column 'probability': was it changed by hand?")
         if patch_labels is not None:
             table["label"] = patch_labels(slide, table)
         if "label" in table and table["label"].notna().any():

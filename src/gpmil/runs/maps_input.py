@@ -38,6 +38,7 @@ MICRONS, CENTRE = "microns", "centre"
 SHOWN = 3  # names in a message
 
 Pair = tuple[float, float]
+LARGEST_STD = 1e30  # what a table may say, as in runs.files
 
 
 @dataclass(frozen=True)
@@ -330,7 +331,7 @@ def _largest_std(table: PatchTable) -> float:
             values = np.asarray(frame, dtype=np.float64)
     except BadFile:
         return 0.0
-    return float(values[np.isfinite(values)].max(initial=0.0))
+    return float(values[np.abs(values) < LARGEST_STD].max(initial=0.0))  # no NaN is below
 
 
 def _shown_step(patches: Patches) -> Pair | None:
