@@ -98,7 +98,7 @@ def _facts_of_fit(folder: Path) -> dict[str, Any]:
 def classes_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Classes that the model of a run was fitted to, {name: [count, role]}; empty if not known."""
     options = config.get("options", {})
-    if "model" in options:
+    if isinstance(options.get("model"), str):
         # What was predicted may have other classes, or none: the run of the model knows.
         known = config.get("model", {}).get("classes")
         fitted = Path(options["model"])

@@ -305,7 +305,9 @@ def look(found: Sequence[PatchTable], card: dict[str, Any], step: float | None =
     if empty:
         say(f"no patches, left out: {listed(empty)}")
     if not filled:
-        raise ValueError("no slide has a patch: there is nothing to draw.")
+        raise ValueError(
+            f"{found[0].file}: no slide has a patch in its table: there is nothing to draw."
+        )
     return Overview(
         _fill(steps, inferred),
         known_sides(card, "sizes"),
