@@ -434,6 +434,11 @@ GOOD = "a,p,0.25,0.1,0.4,-1.1,,0"
         (f"{HEAD}\n{GOOD}".replace(",,", ",maybe,"), "accept, refer or nothing"),
         (f"{HEAD},repeat\n{GOOD},../../x\n", "column 'repeat', found '../../x'"),
         (f"{HEAD},coupling\n{GOOD},nan\n", "column 'coupling', found 'nan'"),
+        (
+            f"{HEAD},coupling\n{GOOD},0\n{GOOD},1\nb{GOOD[1:]},1\n",
+            "every slide with every coupling, found 1 with fewer, 'b' first",
+        ),
+        (HEAD.replace("high", "top") + f"\n{GOOD}", "'low' and 'high' alone"),
         (HEAD.replace("decision", "d") + f"\n{GOOD}", "no column 'decision'"),
     ],
 )

@@ -201,6 +201,12 @@ def read_predictions(folder: Path, needed: Iterable[str] = NEEDED) -> pd.DataFra
             )
     if "decision" in frame and not set(frame["decision"]) <= MARK:
         raise BadFile(f"{file}: expected accept, refer or nothing in column 'decision'.")
+    _check_keys(frame, file)
+    return frame
+
+
+def _check_keys(frame: pd.DataFrame, file: Path) -> None:
+    """One row per slide and coupling, no slide without one of them, both ends of intervals."""
     keys = [name for name in ("slide", "coupling", "repeat", "fold") if name in frame]
     twice = frame.duplicated(keys).to_numpy()
     if twice.any():
@@ -208,7 +214,16 @@ def read_predictions(folder: Path, needed: Iterable[str] = NEEDED) -> pd.DataFra
             f"{file}: slide {frame['slide'][twice].iloc[0]!r:.60} is in several rows: keep one "
             "row per slide."
         )
-    return frame
+    if "coupling" in frame:
+        rows = frame.groupby("slide", sort=False)["coupling"].nunique()
+        fewer = rows[rows < frame["coupling"].nunique()]
+        if len(fewer):
+            raise BadFile(
+                f"{file}: expected every slide with every coupling, found {len(fewer)} with fewer, "
+                f"{fewer.index[0]!r:.60} first. Changed by hand?"
+            )
+    if ("low" in frame) != ("high" in frame):
+        raise BadFile(f"{file} has one of the columns 'low' and 'high' alone: changed by hand?")
 
 
 def _is_strength(text: str) -> bool:
