@@ -242,7 +242,7 @@ def test_what_crosses_does_not_grow_with_the_instances():
         model = pri(**SMALL, inducing=many.features[:9])
         distributed.run(
             lambda cluster, y, model=model: (
-                model._fit_apart(cluster, y),
+                model._fit_to(cohort.Cohort.meet(cluster), y, torch.device("cpu")),
                 sent.append(cluster.traffic.nbytes / cluster.traffic.rounds),
             ),
             [many[:8], many[8:]],

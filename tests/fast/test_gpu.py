@@ -8,10 +8,13 @@ from sklearn.base import clone
 from synthetic import pri
 
 import gpmil
+from gpmil.distributed import WholeCohort
 from gpmil.inference import fused
 from gpmil.inference import solvers as inference
 from gpmil.models import attention, deep
 from gpmil.process import features
+
+GPU = torch.device("cuda")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -145,7 +148,7 @@ def test_the_fused_sweep_equals_its_plain_twin(dtype, tolerance, strength):
         random_state=0, device="cuda", dtype=dtype, solver="sweeps", max_iter=1,
     ).fit(bags)  # fmt: skip
     with torch.no_grad():
-        problem = model._problem(model._gp(torch.device("cuda")), bags, bags.labels)
+        problem = model._problem(model._gp(GPU), WholeCohort(bags, GPU, bags.labels))
         w = inference.signed(problem)
         fast = fused.advance(problem.chunks, problem.chol_R, problem.c, w, 25)
         slow = inference._sweep(problem, w, 25)
@@ -163,7 +166,7 @@ def test_where_the_fused_sweep_does_not_apply():
             **settings, **changed,
         ).fit(bags)  # fmt: skip
         with torch.no_grad():
-            problem = model._problem(model._gp(torch.device("cuda")), bags, bags.labels)
+            problem = model._problem(model._gp(GPU), WholeCohort(bags, GPU, bags.labels))
             w = inference.signed(problem)
             assert fused.advance(problem.chunks, problem.chol_R, problem.c, w, 5) is None
 

@@ -228,11 +228,11 @@ def test_bad_store(bags):
 
 
 def test_float32_is_taken_for_large_cohorts(bags, monkeypatch, caplog):
-    from gpmil.models import vgpmil_pr
+    from gpmil.models import learning
 
     Z = some_inducing(bags, 9)
     exact = pri(coupling=0.8, inducing=Z).fit(bags)
-    monkeypatch.setattr(vgpmil_pr, "LARGE_H", 100.0)
+    monkeypatch.setattr(learning, "LARGE_H", 100.0)
     with caplog.at_level(logging.INFO, logger="gpmil"):
         rough = pri(coupling=0.8, inducing=Z).fit(bags)
     assert "H is stored in float32" in caplog.text

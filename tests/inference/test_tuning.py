@@ -19,6 +19,7 @@ from synthetic import numbers_for, some_inducing
 
 import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags
+from gpmil.distributed import WholeCohort
 from gpmil.inference import leave_out, tuning
 from gpmil.inference import solvers as inference
 from gpmil.inference.tuning import CENTRE, HIGHEST, LOWEST, STARTS, Cohort, Settings, Space
@@ -119,7 +120,8 @@ def test_the_fit_is_that_of_the_model(bags, Z, kernel):
 def test_every_sum_over_the_chunks_is_that_of_the_model(mixed, Z, strength, monkeypatch):
     point = POINTS[0]._replace(coupling=strength)
     model = model_of(Z, point).fit(mixed)
-    expected = model._problem(model._gp(torch.device("cpu")), mixed, mixed.labels)
+    cpu = torch.device("cpu")
+    expected = model._problem(model._gp(cpu), WholeCohort(mixed, cpu, mixed.labels))
     seen, direct = [], inference.direct
     monkeypatch.setattr(inference, "direct", lambda p, *rest: seen.append(p) or direct(p, *rest))
     tuning.fit(cohort_of(mixed, Z), tuning._theta(point, "cpu"))

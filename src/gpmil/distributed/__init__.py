@@ -15,6 +15,7 @@ from gpmil.distributed.cohort import Cohort, cut
 from gpmil.distributed.dask_cluster import DaskCluster, check_client
 from gpmil.distributed.partition import BagSource, Facts, Partition, Plan, Predicted
 from gpmil.distributed.torch_group import TorchGroup, default_group, together
+from gpmil.distributed.whole import WholeCohort
 
 __all__ = [
     "BagSource",
@@ -27,6 +28,7 @@ __all__ = [
     "Plan",
     "Predicted",
     "TorchGroup",
+    "WholeCohort",
     "cut",
     "fit",
     "predict",

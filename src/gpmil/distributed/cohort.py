@@ -38,6 +38,7 @@ T = TypeVar("T")
 class Cohort:
     """The partitions with what is known of their bags."""
 
+    bags = None  # they lie elsewhere
     cluster: Cluster
     parts: list[Facts]
     whole: Facts

@@ -6,7 +6,7 @@ plan of a fit) it keeps; where it is lost, it is built again and told again (clu
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from gpmil.coupling.operator import dense_parts
 from gpmil.data.bags import Bags
 from gpmil.inference import leave_out
-from gpmil.inference.leave_out import Optimum
+from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Gathered, Piece, Source, gather
 from gpmil.inference.solvers import Problem, summed
 from gpmil.process import features, inducing
@@ -101,7 +101,7 @@ class Partition:
         self.positive: np.ndarray | None = None  # (b,) bool
         self._sample: Tensor | None = None
         self._plan: Plan | None = None
-        self._pieces: Sequence[Piece] = ()
+        self.pieces: Sequence[Piece] = ()
         self._problem: Problem | None = None
 
     # --- What lies here -----------------------------------------------------------------------
@@ -132,7 +132,8 @@ class Partition:
         return found
 
     @functools.cached_property
-    def _rows(self) -> features.Rows:
+    def rows(self) -> features.Rows:
+        """The features, on the GPU where they fit."""
         return features.on_device(self.bags.features, self.device)
 
     def facts(self) -> Facts:
@@ -162,16 +163,16 @@ class Partition:
 
     def start(self) -> Float[Tensor, " D"]:
         """A point about which sums lose little."""
-        return features.start(self._rows).cpu()
+        return features.start(self.rows).cpu()
 
     def feature_sums(self, about: Float[Tensor, " D"], outer: bool) -> Sums:
         """Sums over the instances, about a point."""
-        found = features.sums(self._rows, about.to(self._sums_device), outer)
+        found = features.sums(self.rows, about.to(self._sums_device), outer)
         return Sums(found.size, found.first.cpu(), found.second.cpu())
 
     @property
     def _sums_device(self) -> torch.device:
-        return self._rows.device if isinstance(self._rows, Tensor) else torch.device("cpu")
+        return self.rows.device if isinstance(self.rows, Tensor) else torch.device("cpu")
 
     def take_sample(
         self, which: Int[np.ndarray, " m"], positive: bool, feature_map: FeatureMap
@@ -179,7 +180,7 @@ class Partition:
         """Keep the kernel inputs of some instances of a class, for k-means to look at."""
         assert self.positive is not None
         of_class = np.flatnonzero((self.positive == positive)[self.bags.bag_index])
-        self._sample = inducing.inputs(self._rows, of_class[which], feature_map, self.device)
+        self._sample = inducing.inputs(self.rows, of_class[which], feature_map, self.device)
 
     def points(self, which: Int[np.ndarray, " m"]) -> Float[Tensor, "m d"]:
         """Some points of the sample."""
@@ -209,15 +210,15 @@ class Partition:
             self._gp, self._inputs, self.bags.adjacency, self.bags.offsets, self.positive,
             plan.strength, plan.dtype, plan.coupled,
         )  # fmt: skip
-        self._pieces, found = gather(source, plan.store)
+        self.pieces, found = gather(source, plan.store)
         # the pieces as `summed` takes them: the rest of a problem is the coordinator's
         n = self.bags.n_instances
-        self._problem = Problem(self._pieces, found.gram, found.gram, 0.0, n, 0.0)
+        self._problem = Problem(self.pieces, found.gram, found.gram, 0.0, n, 0.0)
         return Gathered(found.gram.cpu(), found.trace)
 
     def _inputs(self, rows: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
         assert self._plan is not None
-        return self._plan.feature_map(features.take(self._rows, rows), self.device)
+        return self._plan.feature_map(features.take(self.rows, rows), self.device)
 
     def pull(self, w: Float[Tensor, " M"], c: float) -> tuple:
         """sum_b log Z_b and W'(E - c)."""
@@ -254,31 +255,34 @@ class Partition:
 
     def gamma(self, w: Float[Tensor, " M"], c: float) -> Float[Tensor, " n"]:
         """d log Z_b / d mu of every instance."""
-        return torch.cat([piece.gamma(w.to(self.device), c) for piece in self._pieces]).cpu()
+        return torch.cat([piece.gamma(w.to(self.device), c) for piece in self.pieces]).cpu()
 
     def unsettled(self) -> int:
         """Bags whose expectation propagation has not converged."""
-        known = (getattr(piece, "coupled", None) for piece in self._pieces)
+        known = (getattr(piece, "coupled", None) for piece in self.pieces)
         return sum(moments.unsettled for moments in known if moments is not None)
 
     def leave_out(self, at: Optimum, direct: bool, coupled: bool) -> Float[Tensor, " b"]:
         """log p(y_b) of every bag under the fit without it; `at` is the fit to all partitions."""
-        assert self._plan is not None and self.positive is not None
         R_inverse, J_inverse = at.R_inverse.to(self.device), at.J_inverse.to(self.device)
         at = Optimum(at.w.to(self.device), at.c, R_inverse, J_inverse)
-        positive = torch.from_numpy(self.positive).to(self.device)
-        bags, found = self.bags, torch.empty(len(self.bags), dtype=torch.float64)
-        for part in dense_parts(
-            bags.adjacency, bags.offsets, np.arange(len(bags)), self._plan.strength, self.device
-        ):
-            x = self._inputs(part.rows)
-            bag = leave_out.padded_bag(self._gp, part, x, positive[part.bags])
+        found = torch.empty(len(self.bags), dtype=torch.float64)
+        for numbers, bag in self.padded():
             if direct and not coupled:
                 mu = leave_out.mean_direct(bag, at)
             else:
                 mu = leave_out.mean_fixed_point(bag, at, coupled)
-            found[part.bags] = leave_out.scores(bag, mu, leave_out.covariance(bag, at)).cpu()
+            found[numbers] = leave_out.scores(bag, mu, leave_out.covariance(bag, at)).cpu()
         return found
+
+    def padded(self) -> Iterator[tuple[Int[np.ndarray, " b"], Bag]]:
+        """The bags as `leave_out` takes them, in batches, with their numbers."""
+        assert self._plan is not None and self.positive is not None
+        positive, every = torch.from_numpy(self.positive).to(self.device), np.arange(len(self.bags))
+        adjacency, offsets = self.bags.adjacency, self.bags.offsets
+        for part in dense_parts(adjacency, offsets, every, self._plan.strength, self.device):
+            x = self._inputs(part.rows)
+            yield part.bags, leave_out.padded_bag(self._gp, part, x, positive[part.bags])
 
 
 def to_cpu(values: tuple) -> tuple:

@@ -121,6 +121,13 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
     def _fit(self, bags: Bags, y) -> None:
         raise NotImplementedError
 
+    def _know_cohort(self, bags: Bags | Facts, y) -> Int[np.ndarray, " B"]:
+        """Keep what a fitted model knows of its cohort; the labels 0/1 of the bags."""
+        labels, self.classes_ = training_labels(bags, y)
+        self.n_features_in_ = bags.n_features
+        self.cohort_ = cohort_card(bags, labels)
+        return labels
+
     def _fit_feature_map(self, rows: features.Rows) -> None:
         wanted = None if self.n_components is None else int(self.n_components)
         self._keep_feature_map(features.fitted(rows, wanted, bool(self.standardize)))

@@ -25,6 +25,11 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}.")
 
 
+def is_word(value: Any, *words: str) -> bool:
+    """Whether it is one of some words; a setting may be an array, which compares otherwise."""
+    return isinstance(value, str) and value in words
+
+
 def number(name: str, value: Any, above: float | None = None, least: float | None = None) -> None:
     """Insist on a finite number within its limits."""
     wanted = "a finite number"

@@ -25,9 +25,7 @@ from gpmil.models import saved_checks
 from gpmil.models.base import (
     BagClassifier,
     InstancePredictions,
-    cohort_card,
     package_versions,
-    training_labels,
 )
 from gpmil.models.checks import count, generator, is_number, one_of, plain, require_numbers
 
@@ -273,9 +271,7 @@ class PseudoLabelMIL(BagClassifier):
 
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
-        labels, self.classes_ = training_labels(bags, y)
-        self.n_features_in_ = bags.n_features
-        self.cohort_ = cohort_card(bags, labels)
+        labels = self._know_cohort(bags, y)
         self._fit_feature_map(bags.features)
         x = np.concatenate([part.astype(_precision(bags)) for part in self._inputs(bags)])
         self._train_in_rounds(x, labels == 1, bags.offsets)
