@@ -6,17 +6,16 @@ integrate over the labels of the instances, these guess them, train, and guess a
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import expit, log_expit
-from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.neural_network import MLPClassifier
-from sklearn.utils.validation import check_is_fitted, has_fit_parameter
+from sklearn.utils.validation import check_is_fitted
 
 from gpmil.data.bags import Bags
 from gpmil.data.graphs import bag_index
@@ -27,149 +26,25 @@ from gpmil.models.base import (
     InstancePredictions,
     package_versions,
 )
-from gpmil.models.checks import count, generator, is_number, one_of, plain, require_numbers
+from gpmil.models.checks import count, flag, generator, is_number, one_of, plain, require_numbers
+from gpmil.models.instance_classifier import (
+    Layers,
+    as_layers,
+    check_classifier,
+    log_odds,
+    new_network,
+    train_on,
+    trained,
+)
+from gpmil.models.lessons import LEFT_OUT, Lesson, pseudo_labels
 
 logger = logging.getLogger("gpmil")
 
-LEFT_OUT = -1
-"""Pseudo label of an instance that is neither among the highest nor the lowest of its bag."""
-
 ROWS = 8192  # instances scored at a time
-BATCH = (16, 256)  # fewest and most instances in a step of the network
-STEPS = 50  # in an epoch, where there are instances enough
 STORED = {c.__name__: c for c in (LogisticRegression, SGDClassifier, MLPClassifier)}
 """Classifiers that are a few matrices, and are saved as such."""
 ARRAYS = ("classes_", "feature_mean_", "feature_scale_", "feature_components_")
 NUMBERS = ("n_rounds_", "converged_", "history_", "n_features_in_", "cohort_")
-
-
-# ------------------------------------------------------------------ pseudo labels
-
-
-def pseudo_labels(
-    scores: Float[np.ndarray, " N"],
-    positive: Bool[np.ndarray, " B"],
-    offsets: Int[np.ndarray, " bags_and_one"],
-    top: float,
-    low: float,
-) -> Int[np.ndarray, " N"]:
-    """1, 0 or LEFT_OUT for every instance, by its rank in its bag.
-
-    In a positive bag of n instances the max(1, floor(top n)) that score highest are positive and
-    the floor(low n) that score lowest negative; of equal scores the earlier instance ranks
-    higher. Every instance of a negative bag is negative.
-
-    >>> pseudo_labels(np.array([0.1, 0.9, 0.4, 0.8, 7.0]), np.array([True, False]),
-    ...               np.array([0, 4, 5]), top=0.25, low=0.5)
-    array([ 0,  1,  0, -1,  0])
-    """
-    sizes, bag = np.diff(offsets), bag_index(offsets)
-    order = np.lexsort((-scores, bag))  # stable: equal scores stay in the order of the rows
-    rank = np.empty(len(scores), dtype=np.int64)
-    rank[order] = np.arange(len(scores)) - offsets[:-1][bag]
-    n_top = np.maximum(1, _share_of(top, sizes))
-    n_low = np.minimum(_share_of(low, sizes), sizes - n_top)
-    labels = np.full(len(scores), LEFT_OUT)
-    labels[rank < n_top[bag]] = 1
-    labels[rank >= (sizes - n_low)[bag]] = 0
-    labels[~positive[bag]] = 0
-    return labels
-
-
-def _share_of(share: float, sizes: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
-    """floor(share n), where 0.29 of 100 is 29: the product's rounding must not lose one."""
-    return np.floor(share * sizes * (1 + 1e-12)).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What a classifier is taught in a round: rows, their labels, their weights.
-
-    A row may come twice, once with each label, when its label is soft.
-    """
-
-    rows: Int[np.ndarray, " n"]
-    labels: Int[np.ndarray, " n"]
-    weights: Float[np.ndarray, " n"]
-
-    @classmethod
-    def of(
-        cls, labels: Int[np.ndarray, " N"], probability: Float[np.ndarray, " N"] | None
-    ) -> "Lesson":
-        """The labelled instances; with their `probability` the others too, on both sides."""
-        known = np.flatnonzero(labels != LEFT_OUT)
-        hard = cls(known, labels[known], np.ones(len(known)))
-        if probability is None:
-            return hard
-        soft = np.flatnonzero(labels == LEFT_OUT)
-        p, one = probability[soft], np.ones(len(soft), dtype=np.int64)
-        return cls(
-            np.concatenate([hard.rows, soft, soft]),
-            np.concatenate([hard.labels, one, 0 * one]),
-            np.concatenate([hard.weights, p, 1 - p]),
-        )
-
-    def balanced(self) -> Float[np.ndarray, " n"]:
-        """The weights, scaled so that both classes weigh the same and the mean weight is one."""
-        per_class = np.bincount(self.labels, self.weights, minlength=2)
-        return self.weights * len(self.rows) / (2 * per_class[self.labels])
-
-
-# ------------------------------------------------------------------ classifiers as matrices
-
-ACTIVATIONS = {
-    "identity": lambda h: h,
-    "relu": lambda h: np.maximum(h, 0),
-    "tanh": np.tanh,
-    "logistic": expit,
-}
-
-
-@dataclass(frozen=True)
-class Layers:
-    """A network with one output, the log odds; a linear classifier is one of a single layer."""
-
-    weights: list[np.ndarray]
-    biases: list[np.ndarray]
-    activation: str = "identity"
-
-    def log_odds(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-        """log P(h = 1) - log P(h = 0) of every row, in float64."""
-        h = x.astype(np.float64)
-        for k, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            h = (ACTIVATIONS[self.activation](h) if k else h) @ weight + bias
-        return h[:, 0]
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Weights and biases by name."""
-        named = {f"layer{k}.weight": w for k, w in enumerate(self.weights)}
-        return named | {f"layer{k}.bias": b for k, b in enumerate(self.biases)}
-
-    @classmethod
-    def restore(cls, arrays: dict[str, np.ndarray], n: int, activation: str) -> "Layers":
-        """From what `arrays` named, n layers."""
-        return cls(
-            [arrays[f"layer{k}.weight"] for k in range(n)],
-            [arrays[f"layer{k}.bias"] for k in range(n)],
-            activation,
-        )
-
-
-def as_layers(classifier: Any) -> Layers | None:
-    """A fitted classifier of scikit-learn as matrices; None where it is something else."""
-    if type(classifier) is MLPClassifier:
-        return Layers(
-            [w.astype(np.float64) for w in classifier.coefs_],
-            [b.astype(np.float64) for b in classifier.intercepts_],
-            classifier.activation,
-        )
-    logistic = type(classifier) is LogisticRegression or (
-        type(classifier) is SGDClassifier and classifier.loss == "log_loss"
-    )
-    if not logistic:
-        return None
-    weight, bias = classifier.coef_.T, np.atleast_1d(classifier.intercept_)
-    return Layers([weight.astype(np.float64)], [bias.astype(np.float64)])
 
 
 class PseudoLabelMIL(BagClassifier):
@@ -235,10 +110,6 @@ class PseudoLabelMIL(BagClassifier):
     classifier_: Any
     layers_: Layers | None  # the classifier as matrices, where it is no more than that
     history_: list[dict[str, Any]]
-    feature_mean_: np.ndarray
-    feature_scale_: np.ndarray
-    feature_components_: np.ndarray | None
-    cohort_: dict[str, Any]
 
     def __init__(
         self,
@@ -312,37 +183,13 @@ class PseudoLabelMIL(BagClassifier):
         )  # fmt: skip
 
     def _train(self, x: Float[np.ndarray, "N d"], lesson: Lesson, seed: int) -> Any:
+        """The classifier after one more round: a new copy, or the same network trained on."""
         whole = len(lesson.rows) == len(x) and self.rest != "soft"
         part = x if whole else x[lesson.rows]
-        if self.classifier is None:
-            return self._train_network(part, lesson, seed)
-        classifier = _seeded(clone(self.classifier), seed)
-        try:
-            if _takes_weights(classifier):
-                weights = lesson.balanced() if _unweighted(classifier) else lesson.weights
-                classifier.fit(part, lesson.labels, sample_weight=weights)
-            else:
-                classifier.fit(part, lesson.labels)
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"the classifier {classifier!r} could not be trained on {len(part)} instances "
-                f"with {part.shape[1]} columns: {error}"
-            ) from error
-        return classifier
-
-    def _train_network(
-        self, x: Float[np.ndarray, "n d"], lesson: Lesson, seed: int
-    ) -> MLPClassifier:
-        """`epochs` more passes of the network, which is new in the first round."""
-        network = self.classifier_
-        if network is None:
-            # An int would shuffle every pass alike.
-            network = MLPClassifier((int(self.hidden),), random_state=np.random.RandomState(seed))
-        # A few hundred instances need small steps, or there would be hardly any.
-        network.batch_size = min(len(x), int(np.clip(len(x) // STEPS, *BATCH)))
-        weights = {"sample_weight": lesson.balanced()} if _takes_weights(network) else {}
-        for _ in range(int(self.epochs)):
-            network.partial_fit(x, lesson.labels, classes=[0, 1], **weights)
+        if self.classifier is not None:
+            return trained(self.classifier, part, lesson, seed)
+        network = self.classifier_ or new_network(int(self.hidden), seed)
+        train_on(network, part, lesson, int(self.epochs))
         return network
 
     def _inputs(self, bags: Bags) -> Iterator[Float[np.ndarray, "n d"]]:
@@ -356,13 +203,12 @@ class PseudoLabelMIL(BagClassifier):
         for name in ("hidden", "epochs", "n_rounds"):
             count(name, getattr(self, name), least=1)
         for name in ("standardize", "verbose"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+            flag(name, getattr(self, name))
         if self.n_components is not None:
             count("n_components", self.n_components, least=1)
         one_of("rest", self.rest, ("left_out", "soft"))
         self._check_shares()
-        self._check_classifier()
+        check_classifier(self.classifier, self.rest)
 
     def _check_shares(self) -> None:
         for name, value in (("top", self.top), ("low", self.low)):
@@ -372,29 +218,6 @@ class PseudoLabelMIL(BagClassifier):
             raise ValueError(
                 f"top + low must be at most 1, the whole bag; got {self.top} + {self.low}."
             )
-
-    def _check_classifier(self) -> None:
-        given = self.classifier
-        if given is None:
-            given = MLPClassifier()
-        elif isinstance(given, type) or not all(
-            hasattr(given, method) for method in ("fit", "predict_proba", "get_params")
-        ):
-            name = given.__name__ if isinstance(given, type) else type(given).__name__
-            raise ValueError(
-                "classifier must be a scikit-learn classifier with fit and predict_proba, or None; "
-                f"got {'the class ' if isinstance(given, type) else ''}{name}. Pass an instance "
-                "such as LogisticRegression(); of an SVM, one with probability=True."
-            )
-        if _takes_weights(given):
-            return
-        name = type(given).__name__
-        if self.rest == "soft":
-            raise ValueError(
-                f"rest='soft' needs a classifier whose fit takes sample_weight, {name} does not. "
-                "Use rest='left_out' or another classifier."
-            )
-        logger.warning("%s takes no sample weights: the classes are not balanced.", name)
 
     # --- Predict ------------------------------------------------------------------------------
 
@@ -423,18 +246,9 @@ class PseudoLabelMIL(BagClassifier):
         return log_p, np.zeros(len(bags)), instances
 
     def _log_odds(self, pieces: Iterator[Float[np.ndarray, "n d"]]) -> Float[np.ndarray, " N"]:
-        score = self._classifier_log_odds if self.layers_ is None else self.layers_.log_odds
+        given = partial(log_odds, self.classifier_)
+        score = given if self.layers_ is None else self.layers_.log_odds
         return np.concatenate([np.empty(0), *(score(piece) for piece in pieces)])
-
-    def _classifier_log_odds(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-        p = np.asarray(self.classifier_.predict_proba(x), dtype=np.float64)
-        if p.shape != (len(x), 2) or not np.isfinite(p).all():
-            raise ValueError(
-                f"predict_proba of {type(self.classifier_).__name__} returned an array of shape "
-                f"{p.shape}, or NaN; expected finite probabilities of shape ({len(x)}, 2)."
-            )
-        log_p = np.log(np.maximum(p, np.finfo(float).tiny))  # p may be rounded to zero
-        return log_p[:, 1] - log_p[:, 0]
 
     # --- Files --------------------------------------------------------------------------------
 
@@ -559,18 +373,3 @@ def _largest(
     values: Float[np.ndarray, " N"], offsets: Int[np.ndarray, " bags_and_one"]
 ) -> Float[np.ndarray, " B"]:
     return np.maximum.reduceat(values, offsets[:-1]) if len(offsets) > 1 else np.empty(0)
-
-
-def _takes_weights(classifier: Any) -> bool:
-    return has_fit_parameter(classifier, "sample_weight")
-
-
-def _unweighted(classifier: Any) -> bool:
-    return classifier.get_params().get("class_weight") is None
-
-
-def _seeded(classifier: Any, seed: int) -> Any:
-    """With `seed` wherever a random_state was left open."""
-    params = classifier.get_params(deep=True)
-    is_open = [k for k in params if k.split("__")[-1] == "random_state" and params[k] is None]
-    return classifier.set_params(**dict.fromkeys(is_open, seed))
