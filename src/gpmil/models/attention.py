@@ -26,6 +26,15 @@ from gpmil.models.smoothing import Graphs
 logger = logging.getLogger("gpmil")
 
 FASTER = 30.0  # the learning rate of log alpha, over that of the weights: it has far to go
+ATTENTION: dict[str, saved_checks.Shape] = {
+    "attend.weight": ("attention_dim", "hidden_dim"),
+    "attend.bias": ("attention_dim",),
+    "score.weight": (1, "attention_dim"),
+}
+GATE: dict[str, saved_checks.Shape] = {
+    "gate.weight": ("attention_dim", "hidden_dim"),
+    "gate.bias": ("attention_dim",),
+}
 LOG_LIMIT = math.log(1e3)  # a learned alpha stays between 1e-3 and 1e3
 
 # ------------------------------------------------------------------ the network
@@ -136,8 +145,7 @@ class AttentionMIL(DeepMIL):
     """
 
     network_class = AttentionNetwork
-    _own_numbers = ("smooth_",)
-    CHECKS = DeepMIL.CHECKS | saved_checks.SMOOTHING
+    NUMBERS = DeepMIL.NUMBERS | {"smooth_": saved_checks.strength}
     smooth_: float
 
     def __init__(
@@ -206,8 +214,8 @@ class AttentionMIL(DeepMIL):
         }
 
     def _weight_shapes(self) -> dict[str, saved_checks.Shape]:
-        shapes = super()._weight_shapes() | saved_checks.ATTENTION
-        shapes |= saved_checks.GATE if self.gated else {}
+        shapes = super()._weight_shapes() | ATTENTION
+        shapes |= GATE if self.gated else {}
         return shapes | ({"log_alpha": (1,)} if self.architecture_["learn"] else {})
 
     def _check_network(self, sizes: saved_checks.Symbols) -> None:

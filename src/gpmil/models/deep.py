@@ -1,29 +1,21 @@
 """The estimator of every neural model of bags: settings, fit, prediction, saving."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from gpmil.data.bags import Bags
-from gpmil.files import persistence
 from gpmil.models import saved_checks
-from gpmil.models.base import (
-    BagClassifier,
-    cohort_card,
-    package_versions,
-    resolve_device,
-    training_labels,
-)
+from gpmil.models.base import resolve_device
 from gpmil.models.batches import Batch, BatchSource, Inputs
-from gpmil.models.checks import count, flag, generator, number, one_of, plain, require_numbers
+from gpmil.models.checks import count, flag, generator, number, one_of, require_numbers
 from gpmil.models.networks import Network
+from gpmil.models.saved import Arrays, Card, SavedModel
 from gpmil.models.training import Training, hold_out
 
 logger = logging.getLogger("gpmil")
@@ -31,20 +23,10 @@ logger = logging.getLogger("gpmil")
 Model = TypeVar("Model", bound="DeepMIL")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 ROOM = 2 * 2**30  # bytes of network inputs kept in memory while training on a CPU
-ARRAYS = ("classes_", "feature_mean_", "feature_scale_", "feature_components_")
-NUMBERS = (
-    "n_features_in_",
-    "cohort_",
-    "architecture_",
-    "n_epochs_",
-    "best_epoch_",
-    "converged_",
-    "history_",
-)
 WEIGHTS = "weights."
 
 
-class DeepMIL(BagClassifier):
+class DeepMIL(SavedModel):
     """A neural model of bags; a subclass names its network."""
 
     network_class: type[Network]
@@ -109,12 +91,10 @@ class DeepMIL(BagClassifier):
 
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
-        labels, self.classes_ = training_labels(bags, y)
+        labels = self._know_cohort(bags, y)
         device, dtype = resolve_device(self.device), DTYPES[self.dtype]
         random = generator(self.random_state)
         seeds = random.integers(2**31, size=3)
-        self.n_features_in_ = bags.n_features
-        self.cohort_ = cohort_card(bags, labels)
         self._fit_feature_map(bags.features)
         self.architecture_ = {"n_inputs": self._n_inputs(), **self._architecture(bags)}
         held_out = np.zeros(0, dtype=np.int64)
@@ -233,46 +213,28 @@ class DeepMIL(BagClassifier):
 
     # --- Save ---------------------------------------------------------------------------------
 
-    _own_numbers: tuple[str, ...] = ()
-    CHECKS: dict[str, saved_checks.Check] = saved_checks.NETWORK_NUMBERS
+    NUMBERS = SavedModel.NUMBERS | {
+        "architecture_": saved_checks.part,
+        "n_epochs_": saved_checks.from_one,
+        "best_epoch_": saved_checks.from_zero,
+        "converged_": saved_checks.or_none(flag),
+        "history_": saved_checks.parts,
+    }
+    WEIGHT_SHAPES: ClassVar[dict[str, saved_checks.Shape]] = {
+        "embed.weight": ("hidden_dim", "d"),
+        "embed.bias": ("hidden_dim",),
+        "classify.weight": (1, "hidden_dim"),
+        "classify.bias": (1,),
+    }
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write the model to a folder (safetensors and JSON); `gpmil.load` reads it."""
-        check_is_fitted(self)
-        arrays = {k: getattr(self, k) for k in ARRAYS if getattr(self, k) is not None}
-        settings = self.get_params(deep=False)
-        del settings["device"]  # chosen anew where it is loaded
-        card = {
-            "class": type(self).__name__,
-            "settings": {k: plain(v) for k, v in settings.items()},
-            "fitted": {k: getattr(self, k) for k in (*NUMBERS, *self._own_numbers)},
-            "versions": package_versions(),
-        }
-        weights = {WEIGHTS + k: v for k, v in self.weights_.items()}
-        persistence.write(path, arrays | weights, card)
+    def _saved_besides(self) -> tuple[Arrays, Card]:
+        return {WEIGHTS + k: v for k, v in self.weights_.items()}, {}
 
-    @classmethod
-    def _from_saved(cls, arrays: dict[str, np.ndarray], card: dict[str, Any], kernel=None):
-        if kernel is not None:
-            raise ValueError(f"a {cls.__name__} has no kernel: load it without kernel=.")
-        settings = saved_checks.mapping(card, "settings")
-        known = cls().get_params(deep=False)
-        del known["device"]
-        saved_checks.check_known("settings", settings, known, cls.__name__)
-        model = cls(**settings)
-        saved_checks.as_damage("settings", model._check_settings)
-        fitted = saved_checks.mapping(card, "fitted")
-        saved_checks.check_numbers(fitted, cls.CHECKS)
-        sizes = saved_checks.check_features(arrays, fitted, model.n_components)
-        for name in ARRAYS:
-            setattr(model, name, arrays.get(name))
-        for name in (*NUMBERS, *cls._own_numbers):
-            setattr(model, name, fitted[name])
-        model.weights_ = {
+    def _restore(self, arrays: Arrays, card: Card, sizes: saved_checks.Symbols) -> None:
+        self.weights_ = {
             k.removeprefix(WEIGHTS): v for k, v in arrays.items() if k.startswith(WEIGHTS)
         }
-        model._check_network(sizes)
-        return model
+        self._check_network(sizes)
 
     def _check_network(self, sizes: saved_checks.Symbols) -> None:
         """Refuse weights that are not of the network that the settings ask for."""
@@ -289,7 +251,7 @@ class DeepMIL(BagClassifier):
         return {"n_inputs": n_inputs, **own}
 
     def _weight_shapes(self) -> dict[str, saved_checks.Shape]:
-        return saved_checks.NETWORK
+        return self.WEIGHT_SHAPES
 
 
 def _room(device: torch.device) -> float:

@@ -23,9 +23,9 @@ from gpmil.models.base import (
     log_odds,
     resolve_device,
 )
-from gpmil.models.checks import count, one_of, require_numbers, share
-from gpmil.models.saved import Saved
-from gpmil.models.saved_checks import COUPLED_NUMBERS
+from gpmil.models.checks import count, number, one_of, require_numbers, share
+from gpmil.models.saved_checks import Array, or_none, strength, trials
+from gpmil.models.saved_gp import SavedGP
 from gpmil.moments import orthant
 from gpmil.moments.orthant import Expansion
 from gpmil.moments.orthant_large import LargeSlide, log_orthant_large
@@ -125,12 +125,15 @@ def _dense_ends(
     return _ends_from_tails(expand, orthant.slope(mu, S, bag.mask, G), below)
 
 
-class FittedGP(Saved):
+class FittedGP(SavedGP):
     """What a model knows once it is fitted, and what it says of bags."""
 
-    OPTIONAL_ARRAYS = (*Saved.OPTIONAL_ARRAYS, "evidence_trace_")
-    NUMBERS = (*Saved.NUMBERS, "coupling_", "loo_log_likelihood_", "tuning_trace_")
-    CHECKS = Saved.CHECKS | COUPLED_NUMBERS
+    ARRAYS = SavedGP.ARRAYS | {"evidence_trace_": Array(("steps",), "trace", optional=True)}
+    NUMBERS = SavedGP.NUMBERS | {
+        "coupling_": strength,
+        "loo_log_likelihood_": or_none(number),
+        "tuning_trace_": or_none(trials),
+    }
 
     coupling_: float
     evidence_trace_: np.ndarray | None  # None where nothing was optimised

@@ -15,17 +15,11 @@ from jaxtyping import Bool, Float, Int
 from scipy.special import expit, log_expit
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.neural_network import MLPClassifier
-from sklearn.utils.validation import check_is_fitted
 
 from gpmil.data.bags import Bags
 from gpmil.data.graphs import bag_index
-from gpmil.files import persistence
 from gpmil.models import saved_checks
-from gpmil.models.base import (
-    BagClassifier,
-    InstancePredictions,
-    package_versions,
-)
+from gpmil.models.base import InstancePredictions
 from gpmil.models.checks import count, flag, generator, is_number, one_of, plain, require_numbers
 from gpmil.models.instance_classifier import (
     Layers,
@@ -37,17 +31,16 @@ from gpmil.models.instance_classifier import (
     trained,
 )
 from gpmil.models.lessons import LEFT_OUT, Lesson, pseudo_labels
+from gpmil.models.saved import Arrays, Card, SavedModel
 
 logger = logging.getLogger("gpmil")
 
 ROWS = 8192  # instances scored at a time
 STORED = {c.__name__: c for c in (LogisticRegression, SGDClassifier, MLPClassifier)}
 """Classifiers that are a few matrices, and are saved as such."""
-ARRAYS = ("classes_", "feature_mean_", "feature_scale_", "feature_components_")
-NUMBERS = ("n_rounds_", "converged_", "history_", "n_features_in_", "cohort_")
 
 
-class PseudoLabelMIL(BagClassifier):
+class PseudoLabelMIL(SavedModel):
     """A classifier of instances, trained in rounds on labels it gives them itself (PS-MIL).
 
     Instances of negative bags are negative in every round. Those of positive bags are all
@@ -106,6 +99,13 @@ class PseudoLabelMIL(BagClassifier):
     >>> float(model.score(bags)) > 0.8
     True
     """
+
+    NUMBERS = SavedModel.NUMBERS | {
+        "n_rounds_": saved_checks.from_one,
+        "converged_": flag,
+        "history_": saved_checks.parts,
+    }
+    NOT_SETTINGS = ("classifier",)  # kept apart
 
     classifier_: Any
     layers_: Layers | None  # the classifier as matrices, where it is no more than that
@@ -258,56 +258,33 @@ class PseudoLabelMIL(BagClassifier):
         Only where the classifier is the network, or a LogisticRegression, an SGDClassifier with
         loss="log_loss" or an MLPClassifier: others are more than a few matrices.
         """
-        check_is_fitted(self)
-        persistence.write(path, *self._saved())
+        super().save(path)
 
-    def _saved(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def _saved_besides(self) -> tuple[Arrays, Card]:
         if self.layers_ is None:
             raise ValueError(
                 f"a model with classifier {type(self.classifier_).__name__} cannot be saved as "
                 f"arrays: only classifier=None and {sorted(STORED)} can. Keep the object itself "
                 "with joblib.dump(model, file), and load such files only from people you trust."
             )
-        arrays = {k: getattr(self, k) for k in ARRAYS if getattr(self, k) is not None}
-        settings = self.get_params(deep=False)
-        del settings["classifier"]
-        card = {
-            "class": type(self).__name__,
-            "settings": {k: plain(v) for k, v in settings.items()},
-            "classifier": None if self.classifier is None else _described(self.classifier),
-            "activation": self.layers_.activation,
-            "fitted": {k: getattr(self, k) for k in NUMBERS},
-            "versions": package_versions(),
-        }
-        return arrays | self.layers_.arrays(), card
+        given = None if self.classifier is None else _described(self.classifier)
+        card = {"classifier": given, "activation": self.layers_.activation}
+        return self.layers_.arrays(), card
 
     @classmethod
-    def _from_saved(cls, arrays: dict[str, np.ndarray], card: dict[str, Any], kernel=None):
-        if kernel is not None:
-            raise ValueError("a PseudoLabelMIL has no kernel: load it without kernel=.")
-        settings = saved_checks.mapping(card, "settings")
-        known = cls().get_params(deep=False)
-        del known["classifier"]
-        saved_checks.check_known("settings", settings, known, cls.__name__)
-        model = cls(**settings)
+    def _settings_besides(cls, arrays: Arrays, card: Card, kernel: Any) -> dict[str, Any]:
+        besides = super()._settings_besides(arrays, card, kernel)
         if saved_checks.entry(card, "classifier") is not None:
-            model.classifier = _restored(saved_checks.mapping(card, "classifier"))
-        saved_checks.as_damage("settings", model._check_settings)
-        fitted = saved_checks.mapping(card, "fitted")
-        saved_checks.check_numbers(fitted, saved_checks.ROUNDS)
-        sizes = saved_checks.check_features(arrays, fitted, model.n_components)
-        for name in ARRAYS:
-            setattr(model, name, arrays.get(name))
-        for name in NUMBERS:
-            setattr(model, name, fitted[name])
+            besides["classifier"] = _restored(saved_checks.mapping(card, "classifier"))
+        return besides
+
+    def _restore(self, arrays: Arrays, card: Card, sizes: saved_checks.Symbols) -> None:
         activation = saved_checks.entry(card, "activation")
-        saved_checks.check_same("activation", activation, model._activation())
-        widths = [sizes["d"], *model._hidden_widths(), 1]
-        shapes = _layer_shapes(widths)
-        saved_checks.check_arrays(arrays, {k: (v, "finite") for k, v in shapes.items()}, sizes)
-        model.layers_ = Layers.restore(arrays, len(widths) - 1, activation)
-        model.classifier_ = None
-        return model
+        saved_checks.check_same("activation", activation, self._activation())
+        widths = [sizes["d"], *self._hidden_widths(), 1]
+        saved_checks.check_arrays(arrays, _layer_shapes(widths), sizes)
+        self.layers_ = Layers.restore(arrays, len(widths) - 1, activation)
+        self.classifier_ = None
 
     def _hidden_widths(self) -> list[int]:
         """Units between inputs and output, as the settings say."""
@@ -323,12 +300,13 @@ class PseudoLabelMIL(BagClassifier):
         return getattr(self.classifier, "activation", Layers.activation)
 
 
-def _layer_shapes(widths: Sequence[int]) -> dict[str, saved_checks.Shape]:
+def _layer_shapes(widths: Sequence[int]) -> saved_checks.Expected:
     """The arrays of layers from the first width to the last."""
-    shapes: dict[str, saved_checks.Shape] = {}
+    found: saved_checks.Expected = {}
     for k, (n_in, n_out) in enumerate(pairwise(widths)):
-        shapes |= {f"layer{k}.weight": (n_in, n_out), f"layer{k}.bias": (n_out,)}
-    return shapes
+        found[f"layer{k}.weight"] = saved_checks.Array((n_in, n_out), "finite")
+        found[f"layer{k}.bias"] = saved_checks.Array((n_out,), "finite")
+    return found
 
 
 def _described(classifier: Any) -> dict[str, Any]:

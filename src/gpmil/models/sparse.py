@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float, Int
 
 from gpmil.distributed import Cohort, Facts, WholeCohort
-from gpmil.models.base import BagClassifier
 from gpmil.models.checks import (
     check_inducing,
     check_lengths,
@@ -26,6 +25,7 @@ from gpmil.models.checks import (
     is_word,
     one_of,
 )
+from gpmil.models.saved import SavedModel
 from gpmil.process.features import FeatureMap, Rows
 from gpmil.process.kernels import Kernel
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP
@@ -36,7 +36,7 @@ TrainingCohort = WholeCohort | Cohort  # here, or in partitions elsewhere
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
-class SparseGPModel(BagClassifier):
+class SparseGPModel(SavedModel):
     """The Gaussian process of a model, fitted or about to be."""
 
     kernel_: str | gpytorch.kernels.Kernel

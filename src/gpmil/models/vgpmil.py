@@ -12,7 +12,7 @@ from gpmil.distributed import WholeCohort
 from gpmil.inference import logistic
 from gpmil.models.base import InstancePredictions, resolve_device
 from gpmil.models.checks import generator, number, one_of, require_numbers, word_or_number
-from gpmil.models.saved import Saved
+from gpmil.models.saved_gp import SavedGP
 from gpmil.models.sparse import DTYPES
 from gpmil.process.features import ROWS
 from gpmil.process.kernels import KERNELS
@@ -22,7 +22,7 @@ logger = logging.getLogger("gpmil")
 BAG_RULES = ("noisy_or", "max")
 
 
-class VGPMIL(Saved):
+class VGPMIL(SavedGP):
     """Logistic Gaussian-process MIL with Jaakkola's bound (Haussmann et al. 2017).
 
     Parameters
