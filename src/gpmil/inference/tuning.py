@@ -36,6 +36,8 @@ from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
+from gpmil.moments.independent import IndependentPatches
+from gpmil.moments.likelihood import Group
 from gpmil.process.kernels import Formula, formula_of
 from gpmil.process.sparse_gp import JITTER
 
@@ -229,7 +231,8 @@ def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) 
         n = len(deviation)
         rows = slice(row, row + n)  # in the order of the batches, not of the cohort
         P = Precision.of(batch.edges, slice(0, n), float(theta.coupling))
-        chunks.append(Chunk(bag.H[bag.mask], deviation, offsets, bag.positive, P, rows, None))
+        group = Group(deviation, offsets, bag.positive, P, rows)
+        chunks.append(Chunk(bag.H[bag.mask], IndependentPatches(group)))
         row = rows.stop
     chol_R = torch.linalg.cholesky((R + R.mT) / 2)
     problem = Problem(chunks, R, chol_R, float(theta.mean), row, 0.0)
@@ -310,7 +313,7 @@ def gradient(
         for batch in cohort.batches():
             bag = bag_of(cohort, batch, theta, L, with_K=False)
             _, bend, pull = leave_out.curvature(bag, theta.mean + bag.H @ w)
-            pulled = (pull[..., None] * bag.H).sum(1)
+            pulled = (pull[..., None] * bag.H[:, :, None]).sum(1)
             # R = I + sum W'H,  J = I + sum H'A H,  A = diag(bend) + pull pull'
             held = ((bag.W @ R_bar) * bag.H).sum() + ((pulled @ J_bar) * pulled).sum()
             held = held + (bend * ((bag.H @ J_bar) * bag.H).sum(-1)).sum()

@@ -23,7 +23,8 @@ from gpmil.data.bags import Bags
 from gpmil.distributed import Facts
 from gpmil.inference import evidence, leave_out, tuning
 from gpmil.inference import solvers as inference
-from gpmil.inference.pieces import STORES
+from gpmil.inference.pieces import LIKELIHOODS
+from gpmil.inference.stores import STORES
 from gpmil.models import learning
 from gpmil.models.base import (
     cohort_card,
@@ -270,7 +271,7 @@ class VGPMILPR(FittedGP):
         plan = distributed.Plan(
             self._feature_map(), self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0,
             gp.inducing.cpu(), gp.L.cpu(), self.coupling_, self._storage_dtype(*counts[1:]),
-            self.moments == "coupled", self.store,
+            LIKELIHOODS[self.moments], self.store,
         )  # fmt: skip
         problem = cohort.problem(plan, self.mean_, device)
         q = self._settle(gp, problem)
@@ -323,7 +324,7 @@ class VGPMILPR(FittedGP):
             self.coupling_,
             self.mean_,
             self._storage_dtype(bags.n_instances, len(gp.L)),
-            coupled=self.moments == "coupled",
+            likelihood=LIKELIHOODS[self.moments],
             store=self.store,
         )
 
@@ -508,7 +509,7 @@ class VGPMILPR(FittedGP):
             bags.offsets,
             labels == 1,
             self.coupling_,
-            self.moments == "coupled",
+            LIKELIHOODS[self.moments],
             float(self.tol),
         )
         Z = self._inputs(self.inducing_points_, device)
@@ -549,7 +550,7 @@ class VGPMILPR(FittedGP):
 
     def _check_settings(self) -> None:
         generator(self.random_state)
-        one_of("moments", self.moments, ("diagonal", "coupled"))
+        one_of("moments", self.moments, tuple(LIKELIHOODS))
         one_of("solver", self.solver, SOLVERS)
         self._check_optimize()
         one_of("dtype", self.dtype, ("auto", *DTYPES))
@@ -700,8 +701,7 @@ def _is(value: Any, *words: str) -> bool:
 
 
 def _warn_unsettled(problem: inference.Problem) -> None:
-    known = [getattr(piece, "coupled", None) for piece in problem.chunks]
-    unsettled = sum(moments.unsettled for moments in known if moments)
+    unsettled = sum(piece.likelihood.unsettled for piece in problem.chunks)
     if unsettled:
         warn_caller(
             f"expectation propagation has not converged in {unsettled} bags: their truncated "
