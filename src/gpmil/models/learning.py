@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gpmil.data.bags import Bags
 from gpmil.inference import tuning
-from gpmil.inference.tuning import Cohort, Space, StoredRows
+from gpmil.inference.objective import Cohort, Settings, StoredRows
+from gpmil.inference.tuning import Space
 
 logger = logging.getLogger("gpmil")
 
@@ -28,7 +29,7 @@ class Learned:
     """What was chosen, how well it scored, and everything that was tried."""
 
     kernel: str | GPyTorchKernel
-    settings: tuning.Settings
+    settings: Settings
     score: float
     trace: list[dict[str, Any]]
 

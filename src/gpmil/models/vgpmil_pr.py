@@ -23,6 +23,7 @@ from gpmil.data.bags import Bags
 from gpmil.distributed import Facts
 from gpmil.inference import evidence, leave_out, tuning
 from gpmil.inference import solvers as inference
+from gpmil.inference.objective import Cohort
 from gpmil.inference.pieces import LIKELIHOODS
 from gpmil.inference.stores import STORES
 from gpmil.models import learning
@@ -391,7 +392,7 @@ class VGPMILPR(FittedGP):
             len(chosen), *found.settings, self.loo_log_likelihood_,
         )  # fmt: skip
 
-    def _tuning_cohort(self, bags: Bags, labels: np.ndarray, device: torch.device) -> tuning.Cohort:
+    def _tuning_cohort(self, bags: Bags, labels: np.ndarray, device: torch.device) -> Cohort:
         rows = learning.thinned_rows(bags, lambda b: self._first_look(b, labels))
         inducing = self._inputs(self.inducing_points_, device)
         return learning.cohort(
