@@ -25,8 +25,9 @@ from gpmil.distributed.cluster import Cluster
 from gpmil.distributed.partition import Facts, Plan, Some
 from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Optimum
-from gpmil.inference.pieces import Gathered
 from gpmil.inference.solvers import Problem
+from gpmil.inference.stores import Gathered
+from gpmil.moments.likelihood import Traits
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
 
@@ -124,23 +125,19 @@ class Cohort:
         found = self.cluster.tell("gather", plan)
         gram = functools.reduce(torch.add, (one.gram for one in found)).to(device)
         trace = sum(one.trace for one in found)
-        coupled = plan.coupled and plan.strength > 0 and self.whole.n_edges > 0
         sizes = [part.n_instances for part in self.parts]
-        piece = Elsewhere(self.cluster, sizes, device, Unsettled(self.cluster) if coupled else None)
+        gradient, leaves_out = zip(*self.cluster.map("traits"), strict=True)
+        likelihood = LikelihoodElsewhere(self.cluster, any(gradient), all(leaves_out))
+        piece = Elsewhere(self.cluster, sizes, device, likelihood)
         return inference.assemble([piece], Gathered(gram, trace), c, self.whole.n_instances)
 
     def leave_one_bag_out(
         self, problem: Problem, w: Float[Tensor, " M"], direct: bool
     ) -> Float[np.ndarray, " B"]:
         """As `inference.leave_one_bag_out`: partitions score their own bags at the common fit."""
-        coupled = getattr(problem.chunks[0], "coupled", None) is not None
-        if direct and not coupled:
-            J = inference.collapsed_bound(problem, w)[2]
-        else:
-            J = problem.R - inference.fixed_point(problem, w)[1]
-        R_inverse, J_inverse = torch.cholesky_inverse(problem.chol_R), torch.linalg.inv(J)
-        at = Optimum(w.cpu(), problem.c, R_inverse.cpu(), J_inverse.cpu())
-        return torch.cat(self.cluster.map("leave_out", at, direct, coupled)).numpy()
+        at, mean = inference.without_each_bag(problem, w, direct)
+        at = Optimum(at.w.cpu(), at.c, at.R_inverse.cpu(), at.J_inverse.cpu())
+        return torch.cat(self.cluster.map("leave_out", at, mean)).numpy()
 
     # --- A few bags, here ---------------------------------------------------------------------
 
@@ -164,11 +161,13 @@ class Cohort:
         )
 
 
-@dataclass(frozen=True)
-class Unsettled:
-    """What a fit asks of the truncated moments of partitions."""
+@dataclass
+class LikelihoodElsewhere(Traits):
+    """What a fit must know of the likelihood of bags that lie in partitions."""
 
     cluster: Cluster
+    moments_are_gradient: bool
+    leaves_out: bool
 
     @property
     def unsettled(self) -> int:
@@ -183,7 +182,7 @@ class Elsewhere:
     cluster: Cluster
     sizes: list[int]  # instances of each partition
     device: torch.device  # of the solver
-    coupled: Unsettled | None
+    likelihood: LikelihoodElsewhere
 
     def pull(self, w: Tensor, c: float) -> Any:
         """As `Chunk.pull`, over all partitions; so are the others."""

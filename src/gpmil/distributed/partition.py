@@ -20,9 +20,11 @@ from torch import Tensor
 from gpmil.coupling.operator import dense_parts
 from gpmil.data.bags import Bags
 from gpmil.inference import leave_out
-from gpmil.inference.leave_out import Bag, Optimum
-from gpmil.inference.pieces import Gathered, Piece, Source, gather
+from gpmil.inference.leave_out import Bag, Mean, Optimum
+from gpmil.inference.pieces import Piece
 from gpmil.inference.solvers import Problem, summed
+from gpmil.inference.stores import Gathered, Source, gather
+from gpmil.moments.likelihood import Family
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap, Sums
 from gpmil.process.inducing import Tally
@@ -76,7 +78,7 @@ class Plan:
     L: Float[Tensor, "M M"]
     strength: float
     dtype: torch.dtype
-    coupled: bool
+    likelihood: Family
     store: str
 
     def gp(self, device: torch.device) -> SparseGP:
@@ -208,7 +210,7 @@ class Partition:
         self._sample, self._plan, self._gp = None, plan, plan.gp(self.device)
         source = Source(
             self._gp, self._inputs, self.bags.adjacency, self.bags.offsets, self.positive,
-            plan.strength, plan.dtype, plan.coupled,
+            plan.strength, plan.dtype, plan.likelihood,
         )  # fmt: skip
         self.pieces, found = gather(source, plan.store)
         # the pieces as `summed` takes them: the rest of a problem is the coordinator's
@@ -257,22 +259,22 @@ class Partition:
         """d log Z_b / d mu of every instance."""
         return torch.cat([piece.gamma(w.to(self.device), c) for piece in self.pieces]).cpu()
 
+    def traits(self) -> tuple[bool, bool]:
+        """Of the likelihood here: `moments_are_gradient` and `leaves_out`."""
+        known = [piece.likelihood for piece in self.pieces]
+        return any(k.moments_are_gradient for k in known), all(k.leaves_out for k in known)
+
     def unsettled(self) -> int:
         """Bags whose expectation propagation has not converged."""
-        known = (getattr(piece, "coupled", None) for piece in self.pieces)
-        return sum(moments.unsettled for moments in known if moments is not None)
+        return sum(piece.likelihood.unsettled for piece in self.pieces)
 
-    def leave_out(self, at: Optimum, direct: bool, coupled: bool) -> Float[Tensor, " b"]:
+    def leave_out(self, at: Optimum, mean: Mean) -> Float[Tensor, " b"]:
         """log p(y_b) of every bag under the fit without it; `at` is the fit to all partitions."""
         R_inverse, J_inverse = at.R_inverse.to(self.device), at.J_inverse.to(self.device)
         at = Optimum(at.w.to(self.device), at.c, R_inverse, J_inverse)
         found = torch.empty(len(self.bags), dtype=torch.float64)
         for numbers, bag in self.padded():
-            if direct and not coupled:
-                mu = leave_out.mean_direct(bag, at)
-            else:
-                mu = leave_out.mean_fixed_point(bag, at, coupled)
-            found[numbers] = leave_out.scores(bag, mu, leave_out.covariance(bag, at)).cpu()
+            found[numbers] = leave_out.scores_without(bag, at, mean).cpu()
         return found
 
     def padded(self) -> Iterator[tuple[Int[np.ndarray, " b"], Bag]]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from gpmil.data.bags import Bags
 from gpmil.distributed.partition import Facts, Partition, Plan
 from gpmil.inference import solvers as inference
-from gpmil.inference.pieces import Gathered
 from gpmil.inference.solvers import Problem
+from gpmil.inference.stores import Gathered
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
 

@@ -21,7 +21,9 @@ from gpmil.data.bags import Bags
 from gpmil.distributed import Facts, Plan, WholeCohort
 from gpmil.inference import solvers as inference
 from gpmil.inference import tuning
-from gpmil.inference.tuning import Cohort, Space, StoredRows
+from gpmil.inference.objective import Cohort, Settings, StoredRows
+from gpmil.inference.pieces import LIKELIHOODS
+from gpmil.inference.tuning import Space
 from gpmil.models.base import resolve_device, training_labels
 from gpmil.models.checks import is_word
 from gpmil.models.cross_fit import suspicion
@@ -46,7 +48,7 @@ class Learned:
     """What was chosen, how well it scored, and everything that was tried."""
 
     kernel: str | GPyTorchKernel
-    settings: tuning.Settings
+    settings: Settings
     score: float
     trace: list[dict[str, Any]]
 
@@ -231,14 +233,14 @@ class TunedGP(FittedGP):
                 "'auto'."
             )
 
-    def _tuning_cohort(self, bags: Bags, labels: np.ndarray, device: torch.device) -> tuning.Cohort:
+    def _tuning_cohort(self, bags: Bags, labels: np.ndarray, device: torch.device) -> Cohort:
         rows = thinned_rows(bags, lambda b: self._first_look(b, labels))
         inducing = self._inputs(self.inducing_points_, device)
         return cohort(
             bags, rows, labels == 1, lambda x: self._inputs(x, device), inducing, self.kernel_
         )
 
-    def _space(self, facts: Facts, names: list[str]) -> tuning.Space:
+    def _space(self, facts: Facts, names: list[str]) -> Space:
         """What is searched, and the numbers that stay."""
         known = (self.variance_, self.lengthscale_, self.mean_, self.coupling_)
         fixed = {
@@ -250,7 +252,7 @@ class TunedGP(FittedGP):
         if is_word(self.mean, "balanced") and "variance" in names:
             level = balanced_level(facts.sizes)  # the mean follows the variance
             del fixed["mean"]
-        return tuning.Space(fixed, math.sqrt(self._n_inputs()), level)
+        return Space(fixed, math.sqrt(self._n_inputs()), level)
 
     def _warn_of_guessing(self, labels: np.ndarray) -> None:
         share = labels.mean()
@@ -317,7 +319,7 @@ class TunedGP(FittedGP):
             self._feature_map(), self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0,
             gp.inducing.cpu(), gp.L.cpu(), self.coupling_,
             self._storage_dtype(cohort.whole.n_instances, len(gp.L)),
-            self.moments == "coupled", self.store,
+            LIKELIHOODS[self.moments], self.store,
         )  # fmt: skip
         return cohort.problem(plan, self.mean_, gp.L.device)
 

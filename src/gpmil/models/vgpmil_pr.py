@@ -20,7 +20,8 @@ from gpmil.data.bags import Bags
 from gpmil.distributed import Facts
 from gpmil.inference import evidence
 from gpmil.inference import solvers as inference
-from gpmil.inference.pieces import STORES
+from gpmil.inference.pieces import LIKELIHOODS
+from gpmil.inference.stores import STORES
 from gpmil.models.base import progress_shown, resolve_device
 from gpmil.models.checks import count, flag, generator, is_word, number, one_of, word_or_number
 from gpmil.models.cross_fit import CrossFit, planned_folds
@@ -256,7 +257,7 @@ class VGPMILPR(TunedGP):
             bags.offsets,
             labels == 1,
             self.coupling_,
-            self.moments == "coupled",
+            LIKELIHOODS[self.moments],
             float(self.tol),
         )
         Z = self._inputs(self.inducing_points_, device)
@@ -273,7 +274,7 @@ class VGPMILPR(TunedGP):
 
     def _check_settings(self) -> None:
         self._check_common_settings()
-        one_of("moments", self.moments, ("diagonal", "coupled"))
+        one_of("moments", self.moments, tuple(LIKELIHOODS))
         one_of("solver", self.solver, SOLVERS)
         self._check_optimize()
         one_of("dtype", self.dtype, ("auto", *DTYPES))
@@ -410,8 +411,7 @@ class VGPMILPRI(VGPMILPR):
 
 
 def _warn_unsettled(problem: inference.Problem) -> None:
-    known = [getattr(piece, "coupled", None) for piece in problem.chunks]
-    unsettled = sum(moments.unsettled for moments in known if moments)
+    unsettled = sum(piece.likelihood.unsettled for piece in problem.chunks)
     if unsettled:
         warn_caller(
             f"expectation propagation has not converged in {unsettled} bags: their truncated "
