@@ -1,17 +1,17 @@
 """Predictions of a fitted Gaussian-process model: everything that follows from q(u)."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.special import ndtr, ndtri
 from sklearn.utils.validation import check_is_fitted
 
-from gpmil.coupling.operator import dense_parts, parts, sparse_precision
+from gpmil.coupling.operator import Dense, dense_parts, parts, sparse_precision
 from gpmil.data.bags import Bags
 from gpmil.decide import calibration
 from gpmil.decide.marks import benjamini_hochberg
@@ -34,8 +34,8 @@ from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, joint, margi
 
 logger = logging.getLogger("gpmil")
 CPU = torch.device("cpu")
-LARGE = 1500  # instances a bag above which dense matrices cost more than sparse ones on a CPU
-HUGE = 5000  # instances a bag above which an interval is expanded once, not at both of its ends
+LARGE = 1500  # instances per bag above which dense matrices cost more than sparse ones on a CPU
+HUGE = 5000  # instances per bag above which an interval is expanded once, not at both of its ends
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ class Marks:
         one_of("within", self.within, ("bag", "cohort"))
         one_of("weights", self.weights, ("patch", "bag"))
         share("rate", self.rate)
+
+
+def _too_large(bags: Bags, device: torch.device) -> Bool[np.ndarray, " B"]:
+    """Bags whose dense matrices cost more than sparse ones."""
+    return (bags.sizes > LARGE) & (device.type == "cpu")
 
 
 def _residual(
@@ -209,8 +214,8 @@ class FittedGP(SavedGP):
         log_p, error, mean, std = self._slides(bags, device)
         interval = np.full((len(bags), 2), np.nan)
         if below is not None:
-            small = bags.sizes <= (np.inf if interval_size is None else interval_size)
-            interval[small] = self._interval(bags[small], below, device)
+            most = np.inf if interval_size is None else interval_size
+            interval = self._interval(bags, bags.sizes <= most, below, device)
         instances = self._marked(InstancePredictions(ndtr(mean / std), mean, std, bags), marks)
         return self._predictions(log_p, error, instances, interval)
 
@@ -259,33 +264,43 @@ class FittedGP(SavedGP):
             draws = self._draws(bags, int(n_draws), device)
             low, high = calibration.interval(draws, level)
             return low, high
-        low, high = self._interval(bags, below, device).T
+        low, high = self._interval(bags, np.ones(len(bags), dtype=bool), below, device).T
         return low, high
 
-    def _interval(self, bags: Bags, below: float, device: torch.device) -> Float[np.ndarray, "B 2"]:
-        """The probabilities that a bag is below, and above, with this probability."""
-        ends = self._ends(bags, below, device)
+    def _interval(
+        self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
+    ) -> Float[np.ndarray, "B 2"]:
+        """The ends that P(y = 1 | u) is below, and above, with this probability; nan for others."""
+        ends = self._ends(bags, wanted, below, device)
         # log P(all negative) = -log(1 + exp(log odds))
-        return np.stack([-np.expm1(self._calibrate(-np.logaddexp(0, odds))) for odds in ends], 1)
+        ends[wanted] = -np.expm1(self._calibrate(-np.logaddexp(0, ends[wanted].ravel()))).reshape(
+            -1, 2
+        )
+        return ends
 
     def _ends(
-        self, bags: Bags, below: float, device: torch.device
-    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
-        """The log odds that a bag is below, and above, with this probability."""
-        strength = self._predict_strength(bags)
-        large = (bags.sizes > LARGE) & (device.type == "cpu")
-        low, high = np.empty(len(bags)), np.empty(len(bags))
+        self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
+    ) -> Float[np.ndarray, "B 2"]:
+        """The same of the log odds."""
+        large = _too_large(bags, device)
+        ends = np.full((len(bags), 2), np.nan)
         with torch.no_grad():
             predictor, q = self._predictor(device), self._posterior(device)
-            for part in dense_parts(
-                bags.adjacency, bags.offsets, np.flatnonzero(~large), strength, device
-            ):
-                x = self._inputs(bags.features[part.rows.cpu().numpy()], device)
+            strength = self._predict_strength(bags)
+            for part, x in self._dense(bags, wanted & ~large, strength, device):
                 bag = leave_out.padded_bag(predictor.gp, part, x, part.mask[:, 0])
-                low[part.bags], high[part.bags] = _dense_ends(bag, q, self.mean_, below)
-            for b in np.flatnonzero(large):
-                low[b], high[b] = self._large_ends(bags[int(b)], predictor, strength, below)
-        return low, high
+                ends[part.bags] = np.stack(_dense_ends(bag, q, self.mean_, below), 1)
+            for b in np.flatnonzero(wanted & large):
+                ends[b] = self._large_ends(bags[int(b)], predictor, strength, below)
+        return ends
+
+    def _dense(
+        self, bags: Bags, which: Bool[np.ndarray, " B"], strength: float, device: torch.device
+    ) -> Iterator[tuple[Dense, Float[torch.Tensor, "n d"]]]:
+        """Some bags in padded batches, each with the kernel inputs of its instances."""
+        numbers = np.flatnonzero(which)
+        for part in dense_parts(bags.adjacency, bags.offsets, numbers, strength, device):
+            yield part, self._inputs(bags.features[part.rows.cpu().numpy()], device)
 
     def _large_ends(
         self, bag: Bags, predictor: Predictor, strength: float, below: float
@@ -324,11 +339,8 @@ class FittedGP(SavedGP):
             w = q.w[:, None] + torch.linalg.solve_triangular(
                 q.chol_R.mT, torch.from_numpy(noise).to(device), upper=True
             )
-            for part in dense_parts(
-                bags.adjacency, bags.offsets, np.arange(len(bags)), self._predict_strength(bags),
-                device,
-            ):  # fmt: skip
-                x = self._inputs(bags.features[part.rows.cpu().numpy()], device)
+            every, strength = np.ones(len(bags), dtype=bool), self._predict_strength(bags)
+            for part, x in self._dense(bags, every, strength, device):
                 bag = leave_out.padded_bag(gp, part, x, part.mask[:, 0])
                 # m | u ~ N(Sigma (c + W w), Sigma + Sigma (K - W W') Sigma)
                 S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT
@@ -339,18 +351,15 @@ class FittedGP(SavedGP):
         return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
 
     def _slides(self, bags: Bags, device: torch.device) -> tuple[np.ndarray, ...]:
-        """log P(all negative) and its error a bag; mean and deviation of m* an instance."""
+        """log P(all negative) and its error per bag; mean and deviation of m* per instance."""
         strength = self._predict_strength(bags)
         log_p, error = np.empty(len(bags)), np.empty(len(bags))
         mean, std = np.empty(bags.n_instances), np.empty(bags.n_instances)
-        large = (bags.sizes > LARGE) & (device.type == "cpu")
+        large = _too_large(bags, device)
         with torch.no_grad():
             predictor = self._predictor(device)
-            for part in dense_parts(
-                bags.adjacency, bags.offsets, np.flatnonzero(~large), strength, device
-            ):
+            for part, x in self._dense(bags, ~large, strength, device):
                 rows = part.rows.cpu().numpy()
-                x = self._inputs(bags.features[rows], device)
                 mu, S = joint(predictor, part.sigma, part.pad(x))
                 require_numbers(mu, S)
                 found = orthant.log_orthant(mu, S, part.mask)
