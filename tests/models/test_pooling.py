@@ -306,7 +306,7 @@ def test_bags_that_cannot_be_fitted(model_class, cohort, slides):
         model.fit(cohort[[]])
     with pytest.raises(ValueError, match=r"expected gpmil\.Bags, got list"):
         model.fit(slides["arrays"], slides["labels"])
-    with pytest.raises(ValueError, match="one label a bag"):
+    with pytest.raises(ValueError, match="one label per bag"):
         model.fit(cohort, cohort.labels[:-1])
     assert not hasattr(model, "weights_")
 

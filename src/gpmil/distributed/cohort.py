@@ -1,6 +1,6 @@
 """The steps of a fit over partitions: every sum that one machine takes, taken over all of them.
 
-The coordinator runs the solvers of inference.py on a problem with a single piece, `Elsewhere`,
+The coordinator runs the solvers of inference.py on a problem with a single piece, `RemotePiece`,
 whose sums are those of all partitions in order. k-means looks at the same sample of the whole
 cohort, feature statistics are sums about one point: the fit is that of one machine, but for the
 order in which numbers are added.
@@ -22,7 +22,7 @@ from torch import Tensor
 from gpmil.data import extraction
 from gpmil.data.bags import Bags
 from gpmil.distributed.cluster import Cluster
-from gpmil.distributed.partition import Facts, Plan, Some
+from gpmil.distributed.partition import BagExcerpt, Facts, Plan
 from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Optimum
 from gpmil.inference.solvers import Problem
@@ -55,7 +55,7 @@ class Cohort:
         self.cluster.tell("take_labels", each=self.by_bags(labels == 1))
 
     def by_bags(self, values: np.ndarray) -> list[np.ndarray]:
-        """One piece a partition of something that has one value a bag."""
+        """One piece per partition of something that has one value per bag."""
         return _cut(values, [len(part) for part in self.parts])
 
     # --- Features and inducing points ---------------------------------------------------------
@@ -127,8 +127,8 @@ class Cohort:
         trace = sum(one.trace for one in found)
         sizes = [part.n_instances for part in self.parts]
         gradient, leaves_out = zip(*self.cluster.map("traits"), strict=True)
-        likelihood = LikelihoodElsewhere(self.cluster, any(gradient), all(leaves_out))
-        piece = Elsewhere(self.cluster, sizes, device, likelihood)
+        likelihood = RemoteLikelihood(self.cluster, any(gradient), all(leaves_out))
+        piece = RemotePiece(self.cluster, sizes, device, likelihood)
         return inference.assemble([piece], Gathered(gram, trace), c, self.whole.n_instances)
 
     def leave_one_bag_out(
@@ -144,7 +144,7 @@ class Cohort:
     def some_bags(self, chosen: Int[np.ndarray, " b"]) -> Bags:
         """Some bags with their features, in order: what settings are learned from."""
         which = _local(chosen, [len(part) for part in self.parts])
-        found: list[Some] = self.cluster.map("some", each=which)
+        found: list[BagExcerpt] = self.cluster.map("some", each=which)
         x = np.concatenate([some.features for some in found])
         logger.info(
             "settings are learned here: %d of %d bags came with their features, %.2f GB",
@@ -162,7 +162,7 @@ class Cohort:
 
 
 @dataclass
-class LikelihoodElsewhere(Traits):
+class RemoteLikelihood(Traits):
     """What a fit must know of the likelihood of bags that lie in partitions."""
 
     cluster: Cluster
@@ -176,13 +176,13 @@ class LikelihoodElsewhere(Traits):
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemotePiece:
     """The one piece of a problem whose bags lie in partitions."""
 
     cluster: Cluster
     sizes: list[int]  # instances of each partition
     device: torch.device  # of the solver
-    likelihood: LikelihoodElsewhere
+    likelihood: RemoteLikelihood
 
     def pull(self, w: Tensor, c: float) -> Any:
         """As `Chunk.pull`, over all partitions; so are the others."""
@@ -237,7 +237,7 @@ def joined(parts: Sequence[Facts]) -> Facts:
                 f"partition {k + 1} of {len(parts)} has no bags. Use fewer partitions (processes), "
                 "or check the files it reads."
             )
-    _agree(parts, "n_features", "features an instance", "features of another encoder?")
+    _agree(parts, "n_features", "features per instance", "features of another encoder?")
     for name, title in extraction.ONE_PER_COHORT.items():
         said = {k: p.extraction[name] for k, p in enumerate(parts) if name in p.extraction}
         _agree_all(said, f"as {title}", f"extract all features with one {title}")

@@ -87,7 +87,7 @@ class Plan:
         return SparseGP(kernel, self.inducing.to(device), self.L.to(device))
 
 
-class Some(NamedTuple):
+class BagExcerpt(NamedTuple):
     """A few bags that travel: those that settings are learned from."""
 
     features: np.ndarray
@@ -143,15 +143,15 @@ class Partition:
         y = None if self._y is None else np.asarray(self._y)
         if y is not None and y.shape != (len(self.bags),):
             raise ValueError(
-                f"expected one label a bag of this partition, {len(self.bags)} in all; got an "
+                f"expected one label per bag of this partition, {len(self.bags)} in all; got an "
                 f"array of shape {y.shape}."
             )
         return Facts.of(self.bags, y)
 
-    def some(self, which: Int[np.ndarray, " b"]) -> Some:
+    def some(self, which: Int[np.ndarray, " b"]) -> BagExcerpt:
         """Some bags, with their features."""
         bags = self.bags[which]
-        return Some(np.asarray(bags.features), bags.sizes, bags.adjacency)
+        return BagExcerpt(np.asarray(bags.features), bags.sizes, bags.adjacency)
 
     def predict(self, model: Any) -> Any:
         """What a fitted model says of the bags, without the bags."""

@@ -44,7 +44,7 @@ class InstancePredictions:
         return len(self.probability)
 
     def split(self) -> list["InstancePredictions"]:
-        """One `InstancePredictions` a bag."""
+        """One `InstancePredictions` per bag."""
         columns = {k: getattr(self, k) for k in ("probability", "mean", "std", *OPTIONAL)}
         cuts = self.bags.offsets[1:-1]
         pieces = {k: np.split(v, cuts) for k, v in columns.items() if v is not None}
@@ -54,7 +54,7 @@ class InstancePredictions:
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """A table with one row an instance: bag, position where known, and the predictions."""
+        """A table with one row per instance: bag, position where known, and the predictions."""
         bags = self.bags
         columns: dict[str, Any] = {"bag": bags.names[bags.bag_index]}
         if bags.coords is not None:
@@ -111,7 +111,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
         return extraction.known(self.cohort_)
 
     def fit(self: Model, bags, y=None) -> Model:
-        """Fit to labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
+        """Fit to labelled bags; y (0/1, one per bag) wins over `bags.labels`."""
         fresh = copy.copy(self)  # a fit that fails leaves this model as it was
         with progress_shown(bool(self.verbose)):
             fresh._fit(check_bags(bags), y)
@@ -121,7 +121,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
     def _fit(self, bags: Bags, y) -> None:
         raise NotImplementedError
 
-    def _know_cohort(self, bags: Bags | Facts, y) -> Int[np.ndarray, " B"]:
+    def _remember_cohort(self, bags: Bags | Facts, y) -> Int[np.ndarray, " B"]:
         """Keep what a fitted model knows of its cohort; the labels 0/1 of the bags."""
         labels, self.classes_ = training_labels(bags, y)
         self.n_features_in_ = bags.n_features
@@ -222,7 +222,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
         bags = check_bags(bags)
         if bags.n_features != self.n_features_in_:
             raise ValueError(
-                f"the model was fitted on {self.n_features_in_} features an instance, these bags "
+                f"the model was fitted on {self.n_features_in_} features per instance, these bags "
                 f"have {bags.n_features}. Features of another encoder, or other columns?"
             )
         wrong = self._mismatch(bags)
@@ -282,7 +282,7 @@ def training_labels(bags: Bags | Facts, y=None) -> tuple[Int[np.ndarray, " B"], 
     values = bags.labels if y is None else _numbers(y)
     if values.ndim != 1 or len(values) != len(bags):
         raise ValueError(
-            f"expected one label a bag, {len(bags)} in all; got an array of shape {values.shape}."
+            f"expected one label per bag, {len(bags)} in all; got an array of shape {values.shape}."
         )
     if values.dtype.kind not in "biuf":
         found = sorted({str(v) for v in values})
@@ -382,14 +382,14 @@ def progress_shown(verbose: bool) -> Iterator[None]:
     if not verbose:
         yield
         return
-    _SHOWN.enter()
+    _PROGRESS.enter()
     try:
         yield
     finally:
-        _SHOWN.leave()
+        _PROGRESS.leave()
 
 
-class _Shown:
+class _ProgressHandler:
     """The handler that shows progress, there while any fit wants it."""
 
     def __init__(self) -> None:
@@ -411,7 +411,7 @@ class _Shown:
                 logger.setLevel(self.level)
 
 
-_SHOWN = _Shown()
+_PROGRESS = _ProgressHandler()
 
 
 def both_classes(log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B 2"]:

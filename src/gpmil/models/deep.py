@@ -91,7 +91,7 @@ class DeepMIL(SavedModel):
 
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
-        labels = self._know_cohort(bags, y)
+        labels = self._remember_cohort(bags, y)
         device, dtype = resolve_device(self.device), DTYPES[self.dtype]
         random = generator(self.random_state)
         seeds = random.integers(2**31, size=3)

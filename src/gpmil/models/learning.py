@@ -35,7 +35,7 @@ from gpmil.process.sparse_gp import SparseGP
 logger = logging.getLogger("gpmil")
 
 MOST_BAGS = 500  # bags that tuning looks at
-MOST_INSTANCES = 1_000  # instances a bag that tuning looks at
+MOST_INSTANCES = 1_000  # instances per bag that tuning looks at
 CONVERTED = 2**24  # numbers converted to float64 at once: 128 MB
 LARGE_H = 1e9  # bytes of H in float64 from which "auto" stores float32
 MOST_LENGTHS = 256  # that "ard" learns
@@ -44,7 +44,7 @@ AUTO_KERNELS = ("rbf", "matern52", "linear")
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedSettings:
     """What was chosen, how well it scored, and everything that was tried."""
 
     kernel: str | GPyTorchKernel
@@ -136,7 +136,7 @@ def cohort(
 
 def learn(
     made: Cohort, kernels: tuple[str | GPyTorchKernel, ...], space: Space, budget: int
-) -> Learned:
+) -> LearnedSettings:
     """Search under every kernel; the best objective wins."""
     searches = [tuning.search(made.with_kernel(kernel), space, budget) for kernel in kernels]
     best = max(searches, key=lambda s: s.best.objective)
@@ -145,7 +145,7 @@ def learn(
         for s in searches
         for t in s.trace
     ]
-    return Learned(best.cohort.kernel, best.best.settings, best.best.score, trace)
+    return LearnedSettings(best.cohort.kernel, best.best.settings, best.best.score, trace)
 
 
 class TunedGP(FittedGP):
@@ -214,7 +214,7 @@ class TunedGP(FittedGP):
         self._warn_of_guessing(labels[chosen])
         logger.info(
             "learned from %d bags: variance %.3g, length %.3g, mean %.3g, coupling %.3g; "
-            "leave-one-bag-out log likelihood %.4f a bag",
+            "leave-one-bag-out log likelihood %.4f per bag",
             len(chosen), *found.settings, self.loo_log_likelihood_,
         )  # fmt: skip
 

@@ -142,7 +142,7 @@ class PseudoLabelMIL(SavedModel):
 
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
-        labels = self._know_cohort(bags, y)
+        labels = self._remember_cohort(bags, y)
         self._fit_feature_map(bags.features)
         x = np.concatenate([part.astype(_precision(bags)) for part in self._inputs(bags)])
         self._train_in_rounds(x, labels == 1, bags.offsets)

@@ -60,7 +60,7 @@ class SparseGPModel(SavedModel):
     device: Any
 
     def fit(self: Model, bags, y=None) -> Model:
-        """Fit q(u) to labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
+        """Fit q(u) to labelled bags; y (0/1, one per bag) wins over `bags.labels`."""
         with torch.no_grad():
             return super().fit(bags, y)
 
@@ -152,7 +152,7 @@ class SparseGPModel(SavedModel):
         except RuntimeError as error:
             raise ValueError(
                 f"the kernel cannot be evaluated on inputs of {len(self.feature_scale_)} columns: "
-                f"{error}. A kernel object with one length a column must have as many."
+                f"{error}. A kernel object with one length per column must have as many."
             ) from error
 
     def _inputs(self, x: Rows, device: torch.device) -> torch.Tensor:

@@ -104,7 +104,7 @@ class VGPMIL(SavedGP):
         self._check_settings()
         device = resolve_device(self.device)
         cohort = WholeCohort(bags, device)
-        labels = self._know_cohort(bags, y)
+        labels = self._remember_cohort(bags, y)
         self._place(cohort, labels, device)
         self._set_kernel_numbers()
         self._check_kernel(device)

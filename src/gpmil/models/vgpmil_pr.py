@@ -48,7 +48,7 @@ class VGPMILPR(TunedGP):
         Kernel variance, length scale and the constant prior mean c, in the space of standardised
         features. "auto": learned in fit, together, from the labels of the bags, by maximising the
         likelihood of every bag's label under the fit without that bag. `lengthscale="sqrt_dim"`
-        is the square root of the number of features (the paper); "ard" learns one length a column
+        is the square root of the number of features (the paper); "ard" learns one length per column
         after the common one (up to 256 columns, many bags), an array gives them. `mean="balanced"`
         is the one at which a bag of median size is positive with probability one half.
     n_inducing, inducing : int, "kmeans" or (M, D) array
@@ -147,7 +147,7 @@ class VGPMILPR(TunedGP):
     # --- Fit ----------------------------------------------------------------------------------
 
     def fit(self, bags, y=None, *, client=None, group=None):
-        """Fit q(u) to labelled bags; y (0/1, one a bag) wins over `bags.labels`.
+        """Fit q(u) to labelled bags; y (0/1, one per bag) wins over `bags.labels`.
 
         Over several machines, to the same model: with `client`, a `dask.distributed.Client`, bags
         may also be a list of Bags, or of functions that build them on the workers; with `group`, a
@@ -178,7 +178,7 @@ class VGPMILPR(TunedGP):
     def _fit_to(self, cohort: TrainingCohort, y, device: torch.device) -> None:
         """The steps of a fit: to bags here, or on sums over partitions of them elsewhere."""
         facts, bags = cohort.whole, cohort.bags
-        labels = self._know_cohort(facts, facts.y if y is None else y)
+        labels = self._remember_cohort(facts, facts.y if y is None else y)
         # what is impossible is said before the work
         fold = None if bags is None else self._planned_folds(bags, labels)
         self.coupling_ = self._coupling_strength(facts)
