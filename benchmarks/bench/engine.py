@@ -50,9 +50,9 @@ class ByParts(VGPMILPRI):
         measure.wait()
         self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - start
 
-    def _fit_feature_map(self, rows: Any) -> None:
+    def _map_features(self, cohort: Any) -> None:
         with self._part("features"):
-            super()._fit_feature_map(rows)
+            super()._map_features(cohort)
 
     def _place_inducing(self, *args: Any) -> Any:
         with self._part("k-means"):

@@ -607,7 +607,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(place, tmp_path):
         (["cv", data, "--splits", tmp_path / "empty", *new], "expected files splits_0.csv"),
         (["cv", data, "--splits", labels, "--site", "x", *new], "leave out --site"),
         (["cv", data, "--site", "clinic", *new], "no column 'clinic'"),
-        (["predict", place / "fit", wide, *new], "fitted on 4 features an instance"),
+        (["predict", place / "fit", wide, *new], "fitted on 4 features per instance"),
         (["predict", place / "cv", data, *new], "is a run of gpmil cv and holds no model"),
         (["predict", tmp_path / "empty", data, *new], "neither a run of gpmil fit"),
         (["predict", place / "fit", data, "--coupling", "strong", *new], "--coupling must be"),

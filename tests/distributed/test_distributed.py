@@ -242,7 +242,7 @@ def test_what_crosses_does_not_grow_with_the_instances():
         model = pri(**SMALL, inducing=many.features[:9])
         distributed.run(
             lambda cluster, y, model=model: (
-                model._fit_apart(cluster, y),
+                model._fit_to(cohort.Cohort.meet(cluster), y, torch.device("cpu")),
                 sent.append(cluster.traffic.nbytes / cluster.traffic.rounds),
             ),
             [many[:8], many[8:]],
@@ -520,7 +520,7 @@ def test_a_partition_that_kills_every_worker(client):
     with pytest.raises(ValueError, match="too little memory"):
         for _ in range(dask_cluster.MOST_LOSSES + 1):
             backend._homes[0] = "gone"
-            backend._mourn([0])
+            backend._note_lost([0])
 
 
 def test_a_recipe_must_give_the_same_bags_again(client):

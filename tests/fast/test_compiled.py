@@ -17,7 +17,9 @@ import gpmil.fast
 from gpmil import extras
 from gpmil.coupling import operator as coupling
 from gpmil.fast import compiled
-from gpmil.inference import pieces
+from gpmil.inference import pieces, stores
+from gpmil.moments.independent import IndependentPatches
+from gpmil.moments.likelihood import Group
 
 pytest.importorskip("numba", reason="pip install 'gpmil[fast]'")
 tails = pytest.importorskip("gpmil.fast.tails")
@@ -36,15 +38,15 @@ def chunk_of(sizes, M, strength, dtype, seed, spread=1.0, positive=None):
     adjacency.eliminate_zeros()
     edges = coupling.Edges.of(adjacency, CPU)
     rows = slice(0, int(n))
-    return pieces.Chunk(
-        torch.from_numpy(spread / math.sqrt(M) * rng.standard_normal((n, M))).to(dtype),
+    H = torch.from_numpy(spread / math.sqrt(M) * rng.standard_normal((n, M))).to(dtype)
+    group = Group(
         torch.from_numpy(rng.uniform(0.4, 1.1, n)),
         torch.from_numpy(offsets),
         torch.from_numpy(rng.random(len(sizes)) < 0.6 if positive is None else positive),
         coupling.Precision.of(edges, rows, strength) if strength else None,
         rows,
-        None,
     )
+    return pieces.Chunk(H, IndependentPatches(group))
 
 
 def both(chunk, term, w, c, monkeypatch):
@@ -59,9 +61,9 @@ def both(chunk, term, w, c, monkeypatch):
 
 def outside(chunk, w, c):
     """Whether some bag is beyond the ends of the compiled pass."""
-    t = (c + chunk.H.double() @ w) / chunk.sigma
-    largest = torch.segment_reduce(t, "max", offsets=chunk.offsets)
-    return bool(((largest > 50) | ((largest < -29) & chunk.positive)).any())
+    t = (c + chunk.H.double() @ w) / chunk.group.sigma
+    largest = torch.segment_reduce(t, "max", offsets=chunk.group.offsets)
+    return bool(((largest > 50) | ((largest < -29) & chunk.group.positive)).any())
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +107,7 @@ def test_the_same_sums_as_the_plain_pass(patching, sizes, M, strength, spread, c
         tolerance = 1e-11 if exact else 3e-5
         assert found[0] == pytest.approx(float(log_z), rel=tolerance, abs=tolerance)
         # sums may cancel: what counts is their size against that of their terms
-        terms = chunk.H.double().abs().mT @ torch.ones(len(chunk.sigma), dtype=torch.float64)
+        terms = chunk.H.double().abs().mT @ torch.ones(len(chunk.group.sigma), dtype=torch.float64)
         bound = tolerance * (1 + terms.max()) * (1 + abs(c) + spread) * (1 + strength)
         assert float((found[1] - sums).abs().max()) < bound
 
@@ -117,18 +119,19 @@ def test_no_sum_depends_on_the_bags_beside_it(strength, monkeypatch):
     chunk = chunk_of(sizes, 7, strength, torch.float64, 5)
     w = torch.linspace(-1, 2, 7, dtype=torch.float64)
     whole = chunk.pull(w, -0.4)
-    offsets = chunk.offsets
+    offsets = chunk.group.offsets
     parts = []
     for b in range(len(sizes)):
         rows = slice(int(offsets[b]), int(offsets[b + 1]))
         block = None
         if strength:
-            dense = chunk.precision.neighbours.to_dense()[rows, rows].to_sparse_csr()
-            block = coupling.Precision(chunk.precision.diagonal[rows].contiguous(), dense)
-        one = pieces.Chunk(
-            chunk.H[rows].contiguous(), chunk.sigma[rows].contiguous(),
-            torch.tensor([0, sizes[b]]), chunk.positive[b : b + 1], block, rows, None,
+            dense = chunk.group.precision.neighbours.to_dense()[rows, rows].to_sparse_csr()
+            block = coupling.Precision(chunk.group.precision.diagonal[rows].contiguous(), dense)
+        group = Group(
+            chunk.group.sigma[rows].contiguous(), torch.tensor([0, sizes[b]]),
+            chunk.group.positive[b : b + 1], block, rows,
         )  # fmt: skip
+        one = pieces.Chunk(chunk.H[rows].contiguous(), IndependentPatches(group))
         parts.append(one.pull(w, -0.4))
     assert whole[0] == pytest.approx(sum(part[0] for part in parts), rel=1e-14)
     assert relative_error(sum(part[1] for part in parts), whole[1]) < 1e-13
@@ -140,7 +143,7 @@ def test_no_sum_depends_on_the_bags_beside_it(strength, monkeypatch):
 @pytest.mark.parametrize("t", [-36.0, -27.0, -11.0, -4.0, 0.0, 5.0, 12.0, 40.0, 49.0, 60.0, 1e4])
 def test_far_from_zero(term, label, t, monkeypatch):
     chunk = chunk_of([1, 6], 3, 0.0, torch.float64, 2, positive=np.array([label, label]))
-    chunk.H[:, 0] = t * chunk.sigma
+    chunk.H[:, 0] = t * chunk.group.sigma
     w = torch.tensor([1.0, 1e-3, -2e-3], dtype=torch.float64)
     (log_z, sums), found = both(chunk, term, w, 0.0, monkeypatch)
     inside = t <= 49 if not label else -29 < t <= 49
@@ -186,7 +189,7 @@ def test_without_numba_the_plain_way(monkeypatch, caplog):
 @pytest.mark.parametrize("solver", ["sweeps", "newton", "direct"])
 def test_a_fit_does_not_notice(solver, dtype, monkeypatch):
     bags = small_cohort(seed=4, n_bags=14, sizes=(1, 30))
-    monkeypatch.setattr(pieces, "CHUNK_ROWS", 60)
+    monkeypatch.setattr(stores, "CHUNK_ROWS", 60)
     given = {
         "coupling": 1.3, "variance": 3.0, "lengthscale": 1.5, "mean": -0.6, "solver": solver,
         "dtype": dtype, "inducing": some_inducing(bags, 11), "random_state": 2,
@@ -210,7 +213,7 @@ def test_a_fit_does_not_notice(solver, dtype, monkeypatch):
 
 def test_lanes_do_not_change_the_sums(monkeypatch):
     bags = small_cohort(seed=4, n_bags=40, sizes=(1, 30))
-    monkeypatch.setattr(pieces, "CHUNK_ROWS", 40)
+    monkeypatch.setattr(stores, "CHUNK_ROWS", 40)
     monkeypatch.setattr(compiled, "WORTH", 0)
     given = {"coupling": 0.8, "inducing": some_inducing(bags, 9), "solver": "sweeps"}
     found = []

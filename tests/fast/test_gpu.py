@@ -8,10 +8,14 @@ from sklearn.base import clone
 from synthetic import pri
 
 import gpmil
+from gpmil.distributed import WholeCohort
 from gpmil.inference import fused
 from gpmil.inference import solvers as inference
-from gpmil.models import attention, deep
+from gpmil.models import smoothing
+from gpmil.models.batches import BatchSource
 from gpmil.process import features
+
+GPU = torch.device("cuda")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,7 +100,7 @@ def test_networks_agree(model):
 
 def test_smoothing_of_bags_too_large_to_be_padded_agrees():
     bags = gpmil.simulate.cohort(n_bags=6, n_features=16, seed=5, mean_size=1300)
-    assert bags.sizes.max() ** 2 > attention.PADDED
+    assert bags.sizes.max() ** 2 > smoothing.PADDED
     model = gpmil.AttentionMIL(smooth="learn", smoothing="approximate", batch_size=2)
     model.set_params(max_epochs=3, dtype="float64", random_state=1)
     cpu, gpu = (clone(model).set_params(device=d).fit(bags) for d in ("cpu", "cuda"))
@@ -116,7 +120,7 @@ def test_smoothing_of_bags_too_large_to_be_padded_agrees():
 )
 def test_a_training_step_does_not_wait_for_the_gpu(model, monkeypatch):
     bags = gpmil.simulate.cohort(n_bags=16, n_features=16, seed=3)
-    batches = deep.Cohort.batches
+    batches = BatchSource.batches
 
     def watched(self, parts):
         for batch in batches(self, parts):
@@ -126,7 +130,7 @@ def test_a_training_step_does_not_wait_for_the_gpu(model, monkeypatch):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(deep.Cohort, "batches", watched)
+    monkeypatch.setattr(BatchSource, "batches", watched)
     assert (
         len(model.set_params(max_epochs=2, random_state=0, device="cuda").fit(bags).history_) == 2
     )
@@ -145,7 +149,7 @@ def test_the_fused_sweep_equals_its_plain_twin(dtype, tolerance, strength):
         random_state=0, device="cuda", dtype=dtype, solver="sweeps", max_iter=1,
     ).fit(bags)  # fmt: skip
     with torch.no_grad():
-        problem = model._problem(model._gp(torch.device("cuda")), bags, bags.labels)
+        problem = model._problem(model._gp(GPU), WholeCohort(bags, GPU, bags.labels))
         w = inference.signed(problem)
         fast = fused.advance(problem.chunks, problem.chol_R, problem.c, w, 25)
         slow = inference._sweep(problem, w, 25)
@@ -163,7 +167,7 @@ def test_where_the_fused_sweep_does_not_apply():
             **settings, **changed,
         ).fit(bags)  # fmt: skip
         with torch.no_grad():
-            problem = model._problem(model._gp(torch.device("cuda")), bags, bags.labels)
+            problem = model._problem(model._gp(GPU), WholeCohort(bags, GPU, bags.labels))
             w = inference.signed(problem)
             assert fused.advance(problem.chunks, problem.chol_R, problem.c, w, 5) is None
 

@@ -8,6 +8,7 @@ import gpmil
 from gpmil.coupling import operator as coupling
 from gpmil.inference import evidence
 from gpmil.inference import solvers as inference
+from gpmil.inference.pieces import LIKELIHOODS
 from gpmil.process import sparse_gp
 
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ def cohort_of(bags, strength, coupled, kernel="rbf"):
     ).fit(bags)
     cohort = evidence.Cohort(
         kernel, lambda rows: model._inputs(bags.features[rows], CPU), bags.adjacency, bags.offsets,
-        bags.labels == 1, strength, coupled, 1e-11,
+        bags.labels == 1, strength, LIKELIHOODS["coupled" if coupled else "diagonal"], 1e-11,
     )  # fmt: skip
     return cohort, evidence.Theta(model._inputs(model.inducing_points_, CPU), 2.3, 1.7, -0.6)
 

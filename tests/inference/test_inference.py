@@ -9,8 +9,8 @@ from sklearn.exceptions import ConvergenceWarning
 from synthetic import dense_graphs, pri, small_cohort, some_inducing, standardised
 
 import gpmil
-from gpmil.inference import pieces
 from gpmil.inference import solvers as inference
+from gpmil.inference import stores
 
 CPU = torch.device("cpu")
 
@@ -53,9 +53,9 @@ def problem_of(bags, Z, strength, variance=1.0, lengthscale=2.0, c=0.0, dtype=to
 def dense_pieces(problem):
     """H, sigma and label of every bag of a problem that is one piece."""
     (piece,) = problem.chunks
-    cuts = piece.offsets[1:-1].tolist()
-    H, sigma = (np.split(x.numpy(), cuts) for x in (piece.H, piece.sigma))
-    return list(zip(H, sigma, piece.positive.tolist()))
+    cuts = piece.group.offsets[1:-1].tolist()
+    H, sigma = (np.split(x.numpy(), cuts) for x in (piece.H, piece.group.sigma))
+    return list(zip(H, sigma, piece.group.positive.tolist()))
 
 
 # --- Algorithm 1 ------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_chunks_do_not_change_the_numbers(bags, chunk_rows, monkeypatch):
     Z = some_inducing(bags, 12)
     make = lambda: pri(coupling=0.8, inducing=Z, solver="newton").fit(bags)  # noqa: E731
     whole = make()
-    monkeypatch.setattr(pieces, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(stores, "CHUNK_ROWS", chunk_rows)
     assert relative_error(make().posterior_mean_, whole.posterior_mean_) < 1e-12
 
 
@@ -288,7 +288,7 @@ def test_the_share_of_a_cohort_weighs_the_prior(bags):
 
 
 def test_a_sample_only_changes_the_way(bags, monkeypatch):
-    monkeypatch.setattr(pieces, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(stores, "CHUNK_ROWS", 1)
     monkeypatch.setattr(inference, "EVERY", 3)
     problem = problem_of(bags, some_inducing(bags, 12), 0.7, variance=3.0, c=-0.5)
     assert len(problem.chunks) >= 3 * inference.FEWEST

@@ -18,6 +18,7 @@ from synthetic import dense_graphs, pri, some_inducing
 import gpmil
 from gpmil import Bags
 from gpmil.coupling import operator as coupling
+from gpmil.distributed import WholeCohort
 from gpmil.inference import leave_out
 from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Optimum
@@ -53,7 +54,7 @@ def model_of(Z, numbers, **others):
 
 def problem_of(model, bags):
     gp = model._gp(CPU)
-    return gp, model._problem(gp, bags, bags.labels)
+    return gp, model._problem(gp, WholeCohort(bags, CPU, bags.labels))
 
 
 def padded_bags(model, bags):

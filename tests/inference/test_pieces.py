@@ -18,7 +18,7 @@ from synthetic import pri, small_cohort, some_inducing
 
 from gpmil.coupling import operator as coupling
 from gpmil.fast import lanes, memory
-from gpmil.inference import pieces
+from gpmil.inference import pieces, stores
 from gpmil.inference import solvers as inference
 from gpmil.process.kernels import Kernel
 
@@ -33,7 +33,7 @@ def bags():
 
 @pytest.fixture(autouse=True)
 def several_chunks(monkeypatch):
-    monkeypatch.setattr(pieces, "CHUNK_ROWS", 50)
+    monkeypatch.setattr(stores, "CHUNK_ROWS", 50)
 
 
 def problem_of(bags, store="memory", dtype=torch.float64, coupled=False, strength=STRENGTH):
@@ -43,7 +43,8 @@ def problem_of(bags, store="memory", dtype=torch.float64, coupled=False, strengt
     ).fit(bags)  # fmt: skip
     return inference.prepare(
         model._gp(CPU), lambda rows: model._inputs(bags.features[rows], CPU), bags.adjacency,
-        bags.offsets, bags.labels == 1, strength, C, dtype, coupled, store,
+        bags.offsets, bags.labels == 1, strength, C, dtype,
+        pieces.LIKELIHOODS["coupled" if coupled else "diagonal"], store,
     )  # fmt: skip
 
 
@@ -111,17 +112,17 @@ def test_rise_is_the_gradient(bags, coupled):
 
 
 def test_memory_that_is_short_makes_H_be_computed_again(bags, monkeypatch, caplog):
-    monkeypatch.setattr(pieces, "free_memory", lambda device: 1000.0)
+    monkeypatch.setattr(stores, "free_memory", lambda device: 1000.0)
     with caplog.at_level(logging.INFO, logger="gpmil"):
         problem = problem_of(bags, "auto")
-    assert all(isinstance(piece, pieces.Recomputed) for piece in problem.chunks)
+    assert all(isinstance(piece, stores.Recomputed) for piece in problem.chunks)
     assert "computed again in every pass" in caplog.text
-    monkeypatch.setattr(pieces, "free_memory", lambda device: None)
+    monkeypatch.setattr(stores, "free_memory", lambda device: None)
     assert all(isinstance(piece, pieces.Chunk) for piece in problem_of(bags, "auto").chunks)
 
 
 def test_free_memory_is_known_here():
-    found = pieces.free_memory(CPU)
+    found = stores.free_memory(CPU)
     assert found is None or found > 1e6
 
 
@@ -175,7 +176,7 @@ def test_auto_minds_the_container(bags, tmp_path, monkeypatch):
     control_group(tmp_path, 4096, 96, 0)
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "OWN_CGROUP", tmp_path / "own")
-    assert all(isinstance(p, pieces.Recomputed) for p in problem_of(bags, "auto").chunks)
+    assert all(isinstance(p, stores.Recomputed) for p in problem_of(bags, "auto").chunks)
 
 
 # What the systems lack: macOS, Windows.
@@ -228,11 +229,11 @@ def test_bad_store(bags):
 
 
 def test_float32_is_taken_for_large_cohorts(bags, monkeypatch, caplog):
-    from gpmil.models import vgpmil_pr
+    from gpmil.models import learning
 
     Z = some_inducing(bags, 9)
     exact = pri(coupling=0.8, inducing=Z).fit(bags)
-    monkeypatch.setattr(vgpmil_pr, "LARGE_H", 100.0)
+    monkeypatch.setattr(learning, "LARGE_H", 100.0)
     with caplog.at_level(logging.INFO, logger="gpmil"):
         rough = pri(coupling=0.8, inducing=Z).fit(bags)
     assert "H is stored in float32" in caplog.text
@@ -258,9 +259,9 @@ def test_the_trace_from_some_columns(strength, limit, monkeypatch):
 
 
 def test_when_columns_are_left_out(caplog):
-    assert pieces.trace_columns(np.array([100, 200])) == 1
+    assert stores.trace_columns(np.array([100, 200])) == 1
     with caplog.at_level(logging.INFO, logger="gpmil"):
-        assert pieces.trace_columns(np.full(100, 2000)) == 20
+        assert stores.trace_columns(np.full(100, 2000)) == 20
     assert "estimated from one instance in 20" in caplog.text
 
 

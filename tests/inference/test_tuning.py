@@ -19,9 +19,11 @@ from synthetic import numbers_for, some_inducing
 
 import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags
-from gpmil.inference import leave_out, tuning
+from gpmil.distributed import WholeCohort
+from gpmil.inference import leave_out, objective, tuning
 from gpmil.inference import solvers as inference
-from gpmil.inference.tuning import CENTRE, HIGHEST, LOWEST, STARTS, Cohort, Settings, Space
+from gpmil.inference.objective import Cohort, Settings
+from gpmil.inference.tuning import CENTRE, HIGHEST, LOWEST, STARTS, Space
 from gpmil.models import learning
 from gpmil.process import features, kernels
 
@@ -107,7 +109,7 @@ def test_the_fit_is_that_of_the_model(bags, Z, kernel):
     name = kernel_object() if own else kernel
     point = Settings(1.0, 1.0, -2.0, 0.8) if own else POINT_OF[kernel]
     model = model_of(Z, point, kernel=name).fit(bags)
-    found = tuning.fit(cohort_of(bags, Z, name), tuning._theta(point, "cpu"))
+    found = objective.fit(cohort_of(bags, Z, name), objective.theta_of(point, "cpu"))
     # a linear kernel has rank four here: the jitter carries the other two directions
     tolerance = 1e-5 if kernel == "linear" else 1e-8
     assert relative_error(found.at.w, model.whitened_mean_) < tolerance
@@ -119,10 +121,11 @@ def test_the_fit_is_that_of_the_model(bags, Z, kernel):
 def test_every_sum_over_the_chunks_is_that_of_the_model(mixed, Z, strength, monkeypatch):
     point = POINTS[0]._replace(coupling=strength)
     model = model_of(Z, point).fit(mixed)
-    expected = model._problem(model._gp(torch.device("cpu")), mixed, mixed.labels)
+    cpu = torch.device("cpu")
+    expected = model._problem(model._gp(cpu), WholeCohort(mixed, cpu, mixed.labels))
     seen, direct = [], inference.direct
     monkeypatch.setattr(inference, "direct", lambda p, *rest: seen.append(p) or direct(p, *rest))
-    tuning.fit(cohort_of(mixed, Z), tuning._theta(point, "cpu"))
+    objective.fit(cohort_of(mixed, Z), objective.theta_of(point, "cpu"))
     (found,) = seen
     w = 0.7 * torch.from_numpy(model.whitened_mean_)
     assert relative_error(inference.signed(found), inference.signed(expected)) < 1e-9
@@ -135,7 +138,7 @@ def test_every_sum_over_the_chunks_is_that_of_the_model(mixed, Z, strength, monk
 def test_the_value_equals_the_naive_twin(mixed, Z, kernel, monkeypatch):
     monkeypatch.setattr("gpmil.moments.orthant.SMOOTH_TOLERANCE", 1e-10)
     cohort, point = cohort_of(mixed, Z, kernel), POINT_OF[kernel]
-    found = tuning.bag_scores(cohort, tuning.fit(cohort, tuning._theta(point, "cpu")))
+    found = objective.bag_scores(cohort, objective.fit(cohort, objective.theta_of(point, "cpu")))
     expected = Twin(mixed, Z, *point, name=kernel).left_out()
     assert np.allclose(found.numpy(), expected, atol=1e-7)
     assert tuning.value(cohort, point)[0] == pytest.approx(expected.mean(), abs=1e-7)
@@ -159,7 +162,7 @@ def test_a_warm_start_changes_the_way_and_not_the_end(cohort):
 def test_what_is_not_kept_is_made_again(bags, Z, monkeypatch):
     kept = cohort_of(bags, Z)
     expected = tuning.value(kept, POINTS[0])[0], tuning.gradient(kept, POINTS[0])[1]
-    monkeypatch.setattr(tuning, "KEPT_ELEMENTS", 0)
+    monkeypatch.setattr(objective, "KEPT_ELEMENTS", 0)
     fresh = cohort_of(bags, Z)
     assert (tuning.value(fresh, POINTS[0])[0], tuning.gradient(fresh, POINTS[0])[1]) == expected
     assert kept.kept and not fresh.kept
@@ -541,7 +544,7 @@ def bowl(monkeypatch):
         with torch.enable_grad():
             of(x).backward()
         found, w = value(cohort, settings)
-        return tuning.Slopes(found, Settings(*x.grad.tolist()), w, None)
+        return objective.Slopes(found, Settings(*x.grad.tolist()), w, None)
 
     monkeypatch.setattr(tuning, "value", value)
     monkeypatch.setattr(tuning, "gradient", gradient)
@@ -983,7 +986,7 @@ def test_rows_converted_batch_by_batch_give_the_same_score(dtype, monkeypatch):
     for most in (2**24, 0):
         monkeypatch.setattr(learning, "CONVERTED", most)
         made = learning.cohort(bags, rows, bags.labels == 1, to, to(bags.features[:9]), "rbf")
-        assert isinstance(made.inputs, tuning.StoredRows) == (most == 0)
+        assert isinstance(made.inputs, objective.StoredRows) == (most == 0)
         slopes = tuning.gradient(made, at)
         found.append([slopes.score, *slopes.settings, *tuning.relevance(made, at, 4)[0]])
     np.testing.assert_allclose(*found, rtol=1e-12)

@@ -13,9 +13,10 @@ from synthetic import dense_graphs, slide_coords, small_cohort, standardised
 from gpmil import Bags
 from gpmil.data.graphs import laplacian
 from gpmil.files import persistence
-from gpmil.models import attention
-from gpmil.models.attention import TOLERANCE, AttentionMIL, Graphs, chebyshev, squared
-from gpmil.models.deep import segment_softmax
+from gpmil.models import smoothing
+from gpmil.models.attention import AttentionMIL
+from gpmil.models.networks import segment_softmax
+from gpmil.models.smoothing import TOLERANCE, Graphs, chebyshev, squared
 
 CPU = torch.device("cpu")
 ALPHAS = (0.1, 0.3, 2.0, 7.0)  # not one half: there alpha and 1 - alpha cannot be told apart
@@ -296,7 +297,7 @@ def test_the_graphs_of_a_batch_are_cut_out_of_the_cohort(sizes, data):
 
 
 def test_bags_too_large_to_be_padded_are_not(monkeypatch):
-    monkeypatch.setattr(attention, "PADDED", 2 * 14**2)
+    monkeypatch.setattr(smoothing, "PADDED", 2 * 14**2)
     graphs, dense = slides_graph("padded")
     parts = [np.array([0, 3]), np.array([2]), np.array([0, 1, 3])]
     assert [p is None for p in graphs._side_by_side(parts)] == [False, True, True]

@@ -213,7 +213,7 @@ def test_unlabelled_bags_can_be_predicted(model, slides, cohort):
 @pytest.mark.parametrize("shape", [(21,), (23,), (22, 1), (22, 2), ()])
 def test_labels_of_another_length(shape, cohort):
     y = np.resize([0, 1, 1], shape)
-    refused(lambda: small().fit(cohort, y), "one label a bag", "22", str(shape))
+    refused(lambda: small().fit(cohort, y), "one label per bag", "22", str(shape))
 
 
 @pytest.mark.parametrize("y", [[0, 1, 2], [1, 2, 2], [0.5, 1.0, 0.0], [0, 1, np.inf]])

@@ -30,7 +30,9 @@ from synthetic import small_cohort
 from gpmil import Bags, models
 from gpmil.files import persistence
 from gpmil.models.cross_fit import suspicion
-from gpmil.models.pseudo_label import LEFT_OUT, Layers, Lesson, PseudoLabelMIL, pseudo_labels
+from gpmil.models.instance_classifier import Layers
+from gpmil.models.lessons import LEFT_OUT, Lesson, pseudo_labels
+from gpmil.models.pseudo_label import PseudoLabelMIL
 
 quick = settings(max_examples=60, deadline=None)
 

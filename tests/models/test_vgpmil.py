@@ -818,7 +818,7 @@ def test_failing_fit_leaves_the_model_as_it_was(bags, message, cohort):
 
 def test_other_features_are_refused(model, cohort):
     narrow = Bags(cohort.features[:, :3], cohort.offsets)
-    with pytest.raises(ValueError, match="fitted on 4 features an instance, these bags have 3"):
+    with pytest.raises(ValueError, match="fitted on 4 features per instance, these bags have 3"):
         model.predict_proba(narrow)
     other = Bags(cohort.features, cohort.offsets, metadata={"encoder": "toy-v2"})
     with pytest.raises(ValueError, match="encoder 'toy-v1', these bags come from 'toy-v2'"):

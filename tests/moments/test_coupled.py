@@ -14,6 +14,7 @@ from gpmil.data import graphs
 from gpmil.inference import solvers as inference
 from gpmil.moments import coupled, sampling
 from gpmil.moments.coupled import CoupledMoments
+from gpmil.moments.independent import IndependentPatches
 
 CPU = torch.device("cpu")
 
@@ -281,9 +282,9 @@ def test_a_problem_without_edges_needs_no_ep():
     model = pri(inducing=cohort.features, coupling=1.0).fit(cohort)
     problem = inference.prepare(
         model._gp(CPU), lambda rows: model._inputs(cohort.features[rows], CPU), cohort.adjacency,
-        cohort.offsets, cohort.labels == 1, 1.0, 0.0, coupled=True,
+        cohort.offsets, cohort.labels == 1, 1.0, 0.0, likelihood=coupled.coupled_patches,
     )  # fmt: skip
-    assert all(chunk.coupled is None for chunk in problem.chunks)
+    assert all(type(chunk.likelihood) is IndependentPatches for chunk in problem.chunks)
 
 
 def test_rounding_ends_the_climb_early_and_says_so(bags):

@@ -15,6 +15,7 @@ from gpmil.distributed.cohort import Cohort, cut
 from gpmil.distributed.dask_cluster import DaskCluster, check_client
 from gpmil.distributed.partition import BagSource, Facts, Partition, Plan, Predicted
 from gpmil.distributed.torch_group import TorchGroup, default_group, together
+from gpmil.distributed.whole import WholeCohort
 
 __all__ = [
     "BagSource",
@@ -27,6 +28,7 @@ __all__ = [
     "Plan",
     "Predicted",
     "TorchGroup",
+    "WholeCohort",
     "cut",
     "fit",
     "predict",
@@ -51,8 +53,7 @@ def predict(model: Any, bags: Any, *, client: Any = None, group: Any = None) -> 
     """
     if not hasattr(model, "predict_all"):
         raise ValueError(
-            f"{type(model).__name__} has no predict_all: predict its partitions one by one with "
-            "predict_proba and predict_instances."
+            f"{type(model).__name__} has no predict_all: expected a fitted model of gpmil."
         )
     if client is None and group is None:
         group = default_group()

@@ -1,6 +1,6 @@
 """The steps of a fit over partitions: every sum that one machine takes, taken over all of them.
 
-The coordinator runs the solvers of inference.py on a problem with a single piece, `Elsewhere`,
+The coordinator runs the solvers of inference.py on a problem with a single piece, `RemotePiece`,
 whose sums are those of all partitions in order. k-means looks at the same sample of the whole
 cohort, feature statistics are sums about one point: the fit is that of one machine, but for the
 order in which numbers are added.
@@ -22,11 +22,12 @@ from torch import Tensor
 from gpmil.data import extraction
 from gpmil.data.bags import Bags
 from gpmil.distributed.cluster import Cluster
-from gpmil.distributed.partition import Facts, Plan, Some
+from gpmil.distributed.partition import BagExcerpt, Facts, Plan
 from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Optimum
-from gpmil.inference.pieces import Gathered
 from gpmil.inference.solvers import Problem
+from gpmil.inference.stores import Gathered
+from gpmil.moments.likelihood import Traits
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
 
@@ -38,6 +39,7 @@ T = TypeVar("T")
 class Cohort:
     """The partitions with what is known of their bags."""
 
+    bags = None  # they lie elsewhere
     cluster: Cluster
     parts: list[Facts]
     whole: Facts
@@ -53,7 +55,7 @@ class Cohort:
         self.cluster.tell("take_labels", each=self.by_bags(labels == 1))
 
     def by_bags(self, values: np.ndarray) -> list[np.ndarray]:
-        """One piece a partition of something that has one value a bag."""
+        """One piece per partition of something that has one value per bag."""
         return _cut(values, [len(part) for part in self.parts])
 
     # --- Features and inducing points ---------------------------------------------------------
@@ -123,30 +125,26 @@ class Cohort:
         found = self.cluster.tell("gather", plan)
         gram = functools.reduce(torch.add, (one.gram for one in found)).to(device)
         trace = sum(one.trace for one in found)
-        coupled = plan.coupled and plan.strength > 0 and self.whole.n_edges > 0
         sizes = [part.n_instances for part in self.parts]
-        piece = Elsewhere(self.cluster, sizes, device, Unsettled(self.cluster) if coupled else None)
+        gradient, leaves_out = zip(*self.cluster.map("traits"), strict=True)
+        likelihood = RemoteLikelihood(self.cluster, any(gradient), all(leaves_out))
+        piece = RemotePiece(self.cluster, sizes, device, likelihood)
         return inference.assemble([piece], Gathered(gram, trace), c, self.whole.n_instances)
 
     def leave_one_bag_out(
         self, problem: Problem, w: Float[Tensor, " M"], direct: bool
     ) -> Float[np.ndarray, " B"]:
         """As `inference.leave_one_bag_out`: partitions score their own bags at the common fit."""
-        coupled = getattr(problem.chunks[0], "coupled", None) is not None
-        if direct and not coupled:
-            J = inference.collapsed_bound(problem, w)[2]
-        else:
-            J = problem.R - inference.fixed_point(problem, w)[1]
-        R_inverse, J_inverse = torch.cholesky_inverse(problem.chol_R), torch.linalg.inv(J)
-        at = Optimum(w.cpu(), problem.c, R_inverse.cpu(), J_inverse.cpu())
-        return torch.cat(self.cluster.map("leave_out", at, direct, coupled)).numpy()
+        at, mean = inference.without_each_bag(problem, w, direct)
+        at = Optimum(at.w.cpu(), at.c, at.R_inverse.cpu(), at.J_inverse.cpu())
+        return torch.cat(self.cluster.map("leave_out", at, mean)).numpy()
 
     # --- A few bags, here ---------------------------------------------------------------------
 
     def some_bags(self, chosen: Int[np.ndarray, " b"]) -> Bags:
         """Some bags with their features, in order: what settings are learned from."""
         which = _local(chosen, [len(part) for part in self.parts])
-        found: list[Some] = self.cluster.map("some", each=which)
+        found: list[BagExcerpt] = self.cluster.map("some", each=which)
         x = np.concatenate([some.features for some in found])
         logger.info(
             "settings are learned here: %d of %d bags came with their features, %.2f GB",
@@ -163,11 +161,13 @@ class Cohort:
         )
 
 
-@dataclass(frozen=True)
-class Unsettled:
-    """What a fit asks of the truncated moments of partitions."""
+@dataclass
+class RemoteLikelihood(Traits):
+    """What a fit must know of the likelihood of bags that lie in partitions."""
 
     cluster: Cluster
+    moments_are_gradient: bool
+    leaves_out: bool
 
     @property
     def unsettled(self) -> int:
@@ -176,13 +176,13 @@ class Unsettled:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemotePiece:
     """The one piece of a problem whose bags lie in partitions."""
 
     cluster: Cluster
     sizes: list[int]  # instances of each partition
     device: torch.device  # of the solver
-    coupled: Unsettled | None
+    likelihood: RemoteLikelihood
 
     def pull(self, w: Tensor, c: float) -> Any:
         """As `Chunk.pull`, over all partitions; so are the others."""
@@ -237,7 +237,7 @@ def joined(parts: Sequence[Facts]) -> Facts:
                 f"partition {k + 1} of {len(parts)} has no bags. Use fewer partitions (processes), "
                 "or check the files it reads."
             )
-    _agree(parts, "n_features", "features an instance", "features of another encoder?")
+    _agree(parts, "n_features", "features per instance", "features of another encoder?")
     for name, title in extraction.ONE_PER_COHORT.items():
         said = {k: p.extraction[name] for k, p in enumerate(parts) if name in p.extraction}
         _agree_all(said, f"as {title}", f"extract all features with one {title}")

@@ -67,7 +67,7 @@ class DaskCluster(Cluster):
     def _ask(self, calls: list[Call]) -> list[Reply]:
         replies: dict[int, Reply] = {}
         while len(replies) < self.size:
-            self._house()
+            self._build_missing()
             asked = {
                 k: self._submit(k, _answer, calls[k]) for k in range(self.size) if k not in replies
             }
@@ -75,7 +75,7 @@ class DaskCluster(Cluster):
             replies |= found
             for k in found:
                 self._lost[k] = 0
-            self._mourn([k for k in asked if k not in found])
+            self._note_lost([k for k in asked if k not in found])
         return [replies[k] for k in range(self.size)]
 
     def _submit(self, number: int, function: Any, *args: Any) -> Any:
@@ -85,15 +85,15 @@ class DaskCluster(Cluster):
 
     # --- Building, and building again ---------------------------------------------------------
 
-    def _house(self) -> None:
+    def _build_missing(self) -> None:
         """Build every partition that has no home, on the workers with the fewest."""
-        while homeless := [k for k in range(self.size) if k not in self._homes]:
+        while missing := [k for k in range(self.size) if k not in self._homes]:
             load = dict.fromkeys(self._workers(), 0)
             for home in self._homes.values():
                 if home in load:
                     load[home] += 1
             asked = {}
-            for k in homeless:
+            for k in missing:
                 self._homes[k] = min(load, key=lambda worker: load[worker])
                 load[self._homes[k]] += 1
                 told = [calls[k] for calls in self.told.values()]
@@ -102,7 +102,7 @@ class DaskCluster(Cluster):
             found = self._settled(asked)
             for k, facts in found.items():
                 self._check_same(k, facts)
-            self._mourn([k for k in homeless if k not in found])
+            self._note_lost([k for k in missing if k not in found])
 
     def _sent(self, number: int) -> Any:
         """The source of a partition: a function as it is, bags by way of the worker's memory."""
@@ -121,7 +121,7 @@ class DaskCluster(Cluster):
                 "the same bags every time."
             )
 
-    def _mourn(self, lost: Sequence[int]) -> None:
+    def _note_lost(self, lost: Sequence[int]) -> None:
         """Partitions that went with their worker: they have no home."""
         for k in lost:
             del self._homes[k]
@@ -131,7 +131,7 @@ class DaskCluster(Cluster):
             if self._lost[k] > MOST_LOSSES:
                 raise ValueError(
                     f"partition {k + 1} of {self.size} was lost with its worker {self._lost[k]} "
-                    "times: too little memory a worker? Use more partitions, store='disk' or "
+                    "times: too little memory per worker? Use more partitions, store='disk' or "
                     "'recompute', or dtype='float32'."
                 )
 

@@ -6,7 +6,7 @@ plan of a fit) it keeps; where it is lost, it is built again and told again (clu
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,9 +20,11 @@ from torch import Tensor
 from gpmil.coupling.operator import dense_parts
 from gpmil.data.bags import Bags
 from gpmil.inference import leave_out
-from gpmil.inference.leave_out import Optimum
-from gpmil.inference.pieces import Gathered, Piece, Source, gather
+from gpmil.inference.leave_out import Bag, Mean, Optimum
+from gpmil.inference.pieces import Piece
 from gpmil.inference.solvers import Problem, summed
+from gpmil.inference.stores import Gathered, Source, gather
+from gpmil.moments.likelihood import Family
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap, Sums
 from gpmil.process.inducing import Tally
@@ -76,7 +78,7 @@ class Plan:
     L: Float[Tensor, "M M"]
     strength: float
     dtype: torch.dtype
-    coupled: bool
+    likelihood: Family
     store: str
 
     def gp(self, device: torch.device) -> SparseGP:
@@ -85,7 +87,7 @@ class Plan:
         return SparseGP(kernel, self.inducing.to(device), self.L.to(device))
 
 
-class Some(NamedTuple):
+class BagExcerpt(NamedTuple):
     """A few bags that travel: those that settings are learned from."""
 
     features: np.ndarray
@@ -101,7 +103,7 @@ class Partition:
         self.positive: np.ndarray | None = None  # (b,) bool
         self._sample: Tensor | None = None
         self._plan: Plan | None = None
-        self._pieces: Sequence[Piece] = ()
+        self.pieces: Sequence[Piece] = ()
         self._problem: Problem | None = None
 
     # --- What lies here -----------------------------------------------------------------------
@@ -132,7 +134,8 @@ class Partition:
         return found
 
     @functools.cached_property
-    def _rows(self) -> features.Rows:
+    def rows(self) -> features.Rows:
+        """The features, on the GPU where they fit."""
         return features.on_device(self.bags.features, self.device)
 
     def facts(self) -> Facts:
@@ -140,15 +143,15 @@ class Partition:
         y = None if self._y is None else np.asarray(self._y)
         if y is not None and y.shape != (len(self.bags),):
             raise ValueError(
-                f"expected one label a bag of this partition, {len(self.bags)} in all; got an "
+                f"expected one label per bag of this partition, {len(self.bags)} in all; got an "
                 f"array of shape {y.shape}."
             )
         return Facts.of(self.bags, y)
 
-    def some(self, which: Int[np.ndarray, " b"]) -> Some:
+    def some(self, which: Int[np.ndarray, " b"]) -> BagExcerpt:
         """Some bags, with their features."""
         bags = self.bags[which]
-        return Some(np.asarray(bags.features), bags.sizes, bags.adjacency)
+        return BagExcerpt(np.asarray(bags.features), bags.sizes, bags.adjacency)
 
     def predict(self, model: Any) -> Any:
         """What a fitted model says of the bags, without the bags."""
@@ -162,16 +165,16 @@ class Partition:
 
     def start(self) -> Float[Tensor, " D"]:
         """A point about which sums lose little."""
-        return features.start(self._rows).cpu()
+        return features.start(self.rows).cpu()
 
     def feature_sums(self, about: Float[Tensor, " D"], outer: bool) -> Sums:
         """Sums over the instances, about a point."""
-        found = features.sums(self._rows, about.to(self._sums_device), outer)
+        found = features.sums(self.rows, about.to(self._sums_device), outer)
         return Sums(found.size, found.first.cpu(), found.second.cpu())
 
     @property
     def _sums_device(self) -> torch.device:
-        return self._rows.device if isinstance(self._rows, Tensor) else torch.device("cpu")
+        return self.rows.device if isinstance(self.rows, Tensor) else torch.device("cpu")
 
     def take_sample(
         self, which: Int[np.ndarray, " m"], positive: bool, feature_map: FeatureMap
@@ -179,7 +182,7 @@ class Partition:
         """Keep the kernel inputs of some instances of a class, for k-means to look at."""
         assert self.positive is not None
         of_class = np.flatnonzero((self.positive == positive)[self.bags.bag_index])
-        self._sample = inducing.inputs(self._rows, of_class[which], feature_map, self.device)
+        self._sample = inducing.inputs(self.rows, of_class[which], feature_map, self.device)
 
     def points(self, which: Int[np.ndarray, " m"]) -> Float[Tensor, "m d"]:
         """Some points of the sample."""
@@ -207,17 +210,17 @@ class Partition:
         self._sample, self._plan, self._gp = None, plan, plan.gp(self.device)
         source = Source(
             self._gp, self._inputs, self.bags.adjacency, self.bags.offsets, self.positive,
-            plan.strength, plan.dtype, plan.coupled,
+            plan.strength, plan.dtype, plan.likelihood,
         )  # fmt: skip
-        self._pieces, found = gather(source, plan.store)
+        self.pieces, found = gather(source, plan.store)
         # the pieces as `summed` takes them: the rest of a problem is the coordinator's
         n = self.bags.n_instances
-        self._problem = Problem(self._pieces, found.gram, found.gram, 0.0, n, 0.0)
+        self._problem = Problem(self.pieces, found.gram, found.gram, 0.0, n, 0.0)
         return Gathered(found.gram.cpu(), found.trace)
 
     def _inputs(self, rows: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
         assert self._plan is not None
-        return self._plan.feature_map(features.take(self._rows, rows), self.device)
+        return self._plan.feature_map(features.take(self.rows, rows), self.device)
 
     def pull(self, w: Float[Tensor, " M"], c: float) -> tuple:
         """sum_b log Z_b and W'(E - c)."""
@@ -254,31 +257,34 @@ class Partition:
 
     def gamma(self, w: Float[Tensor, " M"], c: float) -> Float[Tensor, " n"]:
         """d log Z_b / d mu of every instance."""
-        return torch.cat([piece.gamma(w.to(self.device), c) for piece in self._pieces]).cpu()
+        return torch.cat([piece.gamma(w.to(self.device), c) for piece in self.pieces]).cpu()
+
+    def traits(self) -> tuple[bool, bool]:
+        """Of the likelihood here: `moments_are_gradient` and `leaves_out`."""
+        known = [piece.likelihood for piece in self.pieces]
+        return any(k.moments_are_gradient for k in known), all(k.leaves_out for k in known)
 
     def unsettled(self) -> int:
         """Bags whose expectation propagation has not converged."""
-        known = (getattr(piece, "coupled", None) for piece in self._pieces)
-        return sum(moments.unsettled for moments in known if moments is not None)
+        return sum(piece.likelihood.unsettled for piece in self.pieces)
 
-    def leave_out(self, at: Optimum, direct: bool, coupled: bool) -> Float[Tensor, " b"]:
+    def leave_out(self, at: Optimum, mean: Mean) -> Float[Tensor, " b"]:
         """log p(y_b) of every bag under the fit without it; `at` is the fit to all partitions."""
-        assert self._plan is not None and self.positive is not None
         R_inverse, J_inverse = at.R_inverse.to(self.device), at.J_inverse.to(self.device)
         at = Optimum(at.w.to(self.device), at.c, R_inverse, J_inverse)
-        positive = torch.from_numpy(self.positive).to(self.device)
-        bags, found = self.bags, torch.empty(len(self.bags), dtype=torch.float64)
-        for part in dense_parts(
-            bags.adjacency, bags.offsets, np.arange(len(bags)), self._plan.strength, self.device
-        ):
-            x = self._inputs(part.rows)
-            bag = leave_out.padded_bag(self._gp, part, x, positive[part.bags])
-            if direct and not coupled:
-                mu = leave_out.mean_direct(bag, at)
-            else:
-                mu = leave_out.mean_fixed_point(bag, at, coupled)
-            found[part.bags] = leave_out.scores(bag, mu, leave_out.covariance(bag, at)).cpu()
+        found = torch.empty(len(self.bags), dtype=torch.float64)
+        for numbers, bag in self.padded():
+            found[numbers] = leave_out.scores_without(bag, at, mean).cpu()
         return found
+
+    def padded(self) -> Iterator[tuple[Int[np.ndarray, " b"], Bag]]:
+        """The bags as `leave_out` takes them, in batches, with their numbers."""
+        assert self._plan is not None and self.positive is not None
+        positive, every = torch.from_numpy(self.positive).to(self.device), np.arange(len(self.bags))
+        adjacency, offsets = self.bags.adjacency, self.bags.offsets
+        for part in dense_parts(adjacency, offsets, every, self._plan.strength, self.device):
+            x = self._inputs(part.rows)
+            yield part.bags, leave_out.padded_bag(self._gp, part, x, positive[part.bags])
 
 
 def to_cpu(values: tuple) -> tuple:
@@ -291,16 +297,19 @@ def to_cpu(values: tuple) -> tuple:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a model says of bags and instances, in order, without the bags themselves."""
+    """What a model says of bags and instances, in order, without the bags themselves.
+
+    Arrays of instances are None where the model has no such thing.
+    """
 
     names: np.ndarray  # (B,)
     sizes: Int[np.ndarray, " B"]
     log_proba_negative: Float[np.ndarray, " B"]
     error: Float[np.ndarray, " B"]
     proba: Float[np.ndarray, "B 2"]
-    probability: Float[np.ndarray, " N"]  # of the instances, as are those below
-    mean: Float[np.ndarray, " N"]
-    std: Float[np.ndarray, " N"]
+    probability: Float[np.ndarray, " N"] | None  # of the instances, as are those below
+    mean: Float[np.ndarray, " N"] | None
+    std: Float[np.ndarray, " N"] | None
     p_value: Float[np.ndarray, " N"] | None
     flagged: np.ndarray | None
 
@@ -308,11 +317,10 @@ class Predicted:
     def of(cls, model: Any, bags: Bags) -> "Predicted":
         """The predictions of some bags."""
         found = model.predict_all(bags)
-        i = found.instances
-        return cls(
-            bags.names, bags.sizes, found.log_proba_negative, found.error, found.proba,
-            i.probability, i.mean, i.std, i.p_value, i.flagged,
-        )  # fmt: skip
+        own = {k: getattr(found, k) for k in ("log_proba_negative", "error", "proba")}
+        each = ("probability", "mean", "std", "p_value", "flagged")
+        own |= {k: getattr(found.instances, k, None) for k in each}
+        return cls(names=bags.names, sizes=bags.sizes, **own)
 
     @classmethod
     def join(cls, parts: Sequence["Predicted"]) -> "Predicted":

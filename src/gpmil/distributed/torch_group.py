@@ -32,7 +32,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Done:
+class Outcome:
     """The last message: what every rank returns, or why none does."""
 
     result: Any = None
@@ -48,7 +48,7 @@ class TorchGroup(Cluster):
         self.size = dist.get_world_size(group)
 
     def _ask(self, calls: list[Call]) -> list[Reply]:
-        _say(calls, self.group)
+        _broadcast(calls, self.group)
         replies: list[Any] = [None] * self.size
         own = _attempt(self.partition, calls[0], 0)
         dist.gather_object(own, replies, dst=_first(self.group), group=self.group)
@@ -67,9 +67,9 @@ def together(work: Callable[[Cluster], Any], partition: Partition, group: Group 
         result = work(cluster)
     except BaseException as error:
         text = str(error) or type(error).__name__
-        _say(Done(failure=Failure(isinstance(error, ValueError), text)), group)
+        _broadcast(Outcome(failure=Failure(isinstance(error, ValueError), text)), group)
         raise
-    _say(Done(result), group)
+    _broadcast(Outcome(result), group)
     cluster.traffic.log(cluster.size)
     return result
 
@@ -77,8 +77,8 @@ def together(work: Callable[[Cluster], Any], partition: Partition, group: Group 
 def _serve(partition: Partition, group: Group) -> Any:
     rank = dist.get_rank(group)
     while True:
-        message = _hear(group)
-        if isinstance(message, Done):
+        message = _receive(group)
+        if isinstance(message, Outcome):
             if message.failure is not None:
                 raise message.failure.error()
             return message.result
@@ -95,14 +95,14 @@ def _attempt(partition: Partition, call: Call, rank: int) -> Reply | Failure:
         return Failure(isinstance(error, ValueError), f"rank {rank}: {named}{error}")
 
 
-def _say(message: Any, group: Group) -> None:
+def _broadcast(message: Any, group: Group) -> None:
     dist.broadcast_object_list([message], src=_first(group), group=group)
 
 
-def _hear(group: Group) -> Any:
-    heard = [None]
-    dist.broadcast_object_list(heard, src=_first(group), group=group)
-    return heard[0]
+def _receive(group: Group) -> Any:
+    received = [None]
+    dist.broadcast_object_list(received, src=_first(group), group=group)
+    return received[0]
 
 
 def _first(group: Group) -> int:

@@ -25,6 +25,7 @@ from torch import Tensor
 from gpmil.coupling import operator as coupling
 from gpmil.inference import solvers as inference
 from gpmil.inference.solvers import Problem
+from gpmil.moments.likelihood import Family
 from gpmil.process.kernels import Kernel
 from gpmil.process.sparse_gp import SparseGP
 from gpmil.warn import warn_caller
@@ -55,7 +56,7 @@ class Cohort:
     offsets: np.ndarray
     positive: np.ndarray
     strength: float
-    coupled: bool
+    likelihood: Family
     tol: float
 
     def gp(self, variance, lengthscale, inducing: Tensor) -> SparseGP:
@@ -71,7 +72,7 @@ class Cohort:
         gp = self.gp(theta.variance, theta.lengthscale, theta.inducing)
         return inference.prepare(
             gp, self.inputs, self.adjacency, self.offsets, self.positive, self.strength,
-            theta.mean, coupled=self.coupled,
+            theta.mean, likelihood=self.likelihood,
         )  # fmt: skip
 
 

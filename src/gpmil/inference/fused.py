@@ -7,7 +7,7 @@ bytes the floor is 4 N M bytes over the bandwidth. The sweeps are captured as a 
 that nothing is launched from Python between them.
 
 `advance` is the fast twin of the loop in inference.sweeps; it returns None where it does not
-apply: no Triton (it comes with torch's CUDA builds), moments that keep correlations, instances
+apply: no Triton (it comes with torch's CUDA builds), a likelihood without compiled loops, instances
 with many neighbours, numbers that leave its range.
 """
 
@@ -72,9 +72,9 @@ class _Launch(NamedTuple):
         """sum_b log Z_b and W'(E - c), summed over the bags of every program."""
         from gpmil.fast import fused_kernel
 
-        H = self.chunk.H
+        H, group = self.chunk.H, self.chunk.group
         fused_kernel.sweep[(len(self.partial),)](
-            H, self.chunk.sigma, w, *self.near, self.chunk.offsets, self.positive, *self.scratch,
+            H, group.sigma, w, *self.near, group.offsets, self.positive, *self.scratch,
             self.partial, self.log_z, c, len(self.positive), H.shape[1],
             _power_of_two(H.shape[1]), ROWS, 32 * WARPS, self.near.other.shape[1], STAGES,
             num_warps=WARPS,
@@ -93,20 +93,21 @@ def available() -> bool:
 def _launches(pieces: Sequence[Piece], programs: int) -> list[_Launch] | None:
     made = []
     for piece in pieces:
-        if not isinstance(piece, Chunk) or piece.coupled is not None:
+        if not isinstance(piece, Chunk) or piece.loop is None:
             return None
-        near = neighbours(piece.precision, piece.sigma)
+        group = piece.group
+        near = neighbours(group.precision, group.sigma)
         if near is None or not piece.H.is_contiguous():
             return None
-        G = min(programs, len(piece.positive))
+        G = min(programs, len(group.positive))
         made.append(
             _Launch(
                 piece,
                 near,
-                piece.positive.to(torch.int8),
-                piece.sigma.new_empty(3, len(piece.sigma)),
-                piece.sigma.new_empty(G, piece.H.shape[1]),
-                piece.sigma.new_empty(G),
+                group.positive.to(torch.int8),
+                group.sigma.new_empty(3, len(group.sigma)),
+                group.sigma.new_empty(G, piece.H.shape[1]),
+                group.sigma.new_empty(G),
             )
         )
     return made

@@ -13,6 +13,7 @@ label, so taking the bag out of it is exact:
     S_-b = Sigma + Sigma (K - W W' + W R_-b^-1 W') Sigma,  R_-b = R - W_b'H_b.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -22,12 +23,13 @@ from torch import Tensor
 from gpmil.coupling.operator import Dense
 from gpmil.moments import orthant
 from gpmil.moments.coupled import cut_slope
-from gpmil.moments.truncated import Moments, log_not, moments
+from gpmil.moments.independent import IndependentPatches
+from gpmil.moments.likelihood import Group
+from gpmil.moments.truncated import log_not
 from gpmil.process.sparse_gp import SparseGP
 
-LONGEST = (
-    10.0  # times the step that ignores the bag's own curvature: beyond it Newton has lost its way
-)
+# Times the step that ignores the bag's own curvature: beyond it Newton has lost its way.
+LONGEST = 10.0
 
 
 class Bag(NamedTuple):
@@ -62,9 +64,10 @@ def flat(bag: Bag, x: Float[Tensor, "b p"]) -> tuple[Tensor, Tensor]:
     return x[bag.mask], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
-def spread(bag: Bag, x: Float[Tensor, " n"]) -> Float[Tensor, "b p"]:
+def spread(bag: Bag, x: Float[Tensor, "n ..."]) -> Float[Tensor, "b p ..."]:
     """Back to padded rows, zeros where there is no instance."""
-    return torch.zeros_like(bag.mask, dtype=x.dtype).masked_scatter(bag.mask, x)
+    mask = bag.mask.view(*bag.mask.shape, *(1 for _ in x.shape[1:]))
+    return x.new_zeros(*bag.mask.shape, *x.shape[1:]).masked_scatter(mask, x)
 
 
 class Curvature(NamedTuple):
@@ -72,24 +75,28 @@ class Curvature(NamedTuple):
 
     gamma: Float[Tensor, "b p"]
     bend: Float[Tensor, "b p"]
-    pull: Float[Tensor, "b p"]
+    pull: Float[Tensor, "b p r"]
 
     def times(self, G: Float[Tensor, "b k p"]) -> Float[Tensor, "b k p"]:
         """G A, without the matrix A."""
-        return G * self.bend[:, None, :] + (G @ self.pull[..., None]) * self.pull[:, None, :]
+        out = G * self.bend[:, None, :]
+        for pull in self.pull.unbind(-1):
+            out = out + (G @ pull[..., None]) * pull[:, None, :]
+        return out
 
 
-def _moments(bag: Bag, mu: Float[Tensor, "b p"]) -> Moments:
-    """Truncated moments of independent patches, one bag after the other."""
-    rows, offsets = flat(bag, mu)
-    deviation, _ = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
-    return moments(rows, deviation, bag.positive, offsets)
+def patches(bag: Bag) -> IndependentPatches:
+    """The likelihood of the instances, one bag after the other."""
+    deviation, offsets = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
+    return IndependentPatches(
+        Group(deviation, offsets, bag.positive, None, slice(0, len(deviation)))
+    )
 
 
 def curvature(bag: Bag, mu: Float[Tensor, "b p"]) -> Curvature:
     """The first two derivatives of log Z of independent patches."""
-    m = _moments(bag, mu)
-    return Curvature(*(spread(bag, x) for x in (m.gamma, -m.curvature, m.pull)))
+    gamma, _, A = patches(bag).curvature(mu[bag.mask])
+    return Curvature(*(spread(bag, x) for x in (gamma, A.diagonal, A.left)))
 
 
 def mean_direct(bag: Bag, at: Optimum) -> Float[Tensor, "b p"]:
@@ -117,11 +124,9 @@ def diagonal_slope(
     bag: Bag, mu: Float[Tensor, "b p"], G: Float[Tensor, "b p p"]
 ) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p p"]]:
     """E and D G, D = dE/dmu, of independent patches."""
-    m = _moments(bag, mu)
-    left, right, slope = (spread(bag, x) for x in (m.left, m.right, m.slope))
-    # D = diag(slope) - left right'
-    DG = slope[..., None] * G - left[..., None] * (right[:, None, :] @ G)
-    return spread(bag, m.mean), DG
+    E, _, D = patches(bag).jacobian(mu[bag.mask])
+    E, slope, left, right = (spread(bag, x) for x in (E, D.diagonal, D.left, D.right))
+    return E, slope[..., None] * G + left @ (right.mT @ G)
 
 
 def mean_fixed_point(bag: Bag, at: Optimum, coupled: bool) -> Float[Tensor, "b p"]:
@@ -146,6 +151,14 @@ def covariance(bag: Bag, at: Optimum) -> Float[Tensor, "b p p"]:
     back = G + G @ solve(bag.sigma - G, G)
     S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT + back
     return (S + S.mT) / 2
+
+
+Mean = Callable[[Bag, Optimum], Float[Tensor, "b p"]]  # mu_b of every bag without it
+
+
+def scores_without(bag: Bag, at: Optimum, mean: Mean) -> Float[Tensor, " b"]:
+    """log p(y_b) of every bag under the fit without it."""
+    return scores(bag, mean(bag, at), covariance(bag, at))
 
 
 def scores(bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]) -> Float[Tensor, " b"]:

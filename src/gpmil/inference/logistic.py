@@ -143,14 +143,9 @@ def prepare(
     for start in range(0, int(offsets[-1]), CHUNK_ROWS):
         x = inputs(slice(start, min(start + CHUNK_ROWS, int(offsets[-1]))))
         W = gp.whiten(x)
-        residual.append((prior_variance(gp, x) - W.square().sum(1)).clamp(min=0))
+        residual.append((gp.kernel.diagonal(x) - W.square().sum(1)).clamp(min=0))
         chunks.append(W.to(dtype))
     return Problem(chunks, torch.cat(residual), c, Columns.build(offsets, positive))
-
-
-def prior_variance(gp: SparseGP, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-    """k(x_i, x_i)."""
-    return gp.kernel.diagonal(x)
 
 
 def update_process(

@@ -6,9 +6,9 @@ With W the whitened features, H = Sigma W and R = I + W'H (sparse_gp.py), all in
     E  = E_q(m)[m] at mu             eqs. (qmi_0), (qmi_1); truncated.py
     w  = R^-1 W'(E - c)              eqs. (sigma_u), (mu_u)
 
-One pass over the pieces of the cohort (pieces.py) gives E and everything summed from it. E takes
-either the patches of a bag as independent (the paper; truncated.py) or as they are coupled
-(coupled.py).
+One pass over the pieces of the cohort (pieces.py) gives E and everything summed from it. E and
+log Z are those of a likelihood (moments/likelihood.py): patches independent, as in the paper, or
+coupled.
 """
 
 import functools
@@ -27,7 +27,10 @@ from torch import Tensor
 from gpmil.fast.lanes import in_lanes
 from gpmil.inference import fused, leave_out
 from gpmil.inference.leave_out import Bag, Optimum
-from gpmil.inference.pieces import Chunk, Gathered, Piece, Source, gather
+from gpmil.inference.pieces import Chunk, Piece
+from gpmil.inference.stores import Gathered, Source, gather
+from gpmil.moments.independent import IndependentPatches
+from gpmil.moments.likelihood import Family
 from gpmil.process.sparse_gp import SparseGP
 from gpmil.warn import warn_caller
 
@@ -78,15 +81,15 @@ def prepare(
     strength: float,
     c: float,
     dtype: torch.dtype = torch.float64,
-    coupled: bool = False,
+    likelihood: Family = IndependentPatches,
     store: str = "memory",
 ) -> Problem:
     """Compute H, sigma and R, part by part of the coupling; `inputs(rows)` gives kernel inputs.
 
-    H is stored in `dtype`; factorisations and sums are float64 always. `coupled`: the truncated
-    moments keep the correlation of neighbours. `store`: where H is kept, see pieces.py.
+    H is stored in `dtype`; factorisations and sums are float64 always. `store` says where H is kept
+    (stores.py).
     """
-    source = Source(gp, inputs, adjacency, offsets, positive, strength, dtype, coupled)
+    source = Source(gp, inputs, adjacency, offsets, positive, strength, dtype, likelihood)
     chunks, found = gather(source, store)
     return assemble(chunks, found, c, int(offsets[-1]))
 
@@ -370,21 +373,32 @@ def leave_one_bag_out(
     `bags` gives the cohort in padded batches with the numbers of their bags; `direct`: w is the
     maximum of the collapsed bound, otherwise the paper's fixed point (coupled moments: both).
     """
-    coupled = any(getattr(piece, "coupled", None) is not None for piece in problem.chunks)
-    if direct and not coupled:
-        J = collapsed_bound(problem, w)[2]
-    else:
-        J = problem.R - fixed_point(problem, w)[1]
-    at = Optimum(w, problem.c, torch.cholesky_inverse(problem.chol_R), torch.linalg.inv(J))
-    found: list[tuple[np.ndarray, Tensor]] = []
-    for numbers, bag in bags:
-        if direct and not coupled:
-            mu = leave_out.mean_direct(bag, at)
-        else:
-            mu = leave_out.mean_fixed_point(bag, at, coupled)
-        found.append((numbers, leave_out.scores(bag, mu, leave_out.covariance(bag, at))))
+    at, mean = without_each_bag(problem, w, direct)
+    found = [(numbers, leave_out.scores_without(bag, at, mean)) for numbers, bag in bags]
     order = np.argsort(np.concatenate([numbers for numbers, _ in found]))
     return torch.cat([scores for _, scores in found])[torch.from_numpy(order)]
+
+
+def without_each_bag(
+    problem: Problem, w: Float[Tensor, " M"], direct: bool
+) -> tuple[Optimum, leave_out.Mean]:
+    """The fit at w with the Jacobian of its condition, and how a bag is taken out of it."""
+    likelihoods = [piece.likelihood for piece in problem.chunks]
+    for one in likelihoods:
+        if not one.leaves_out:
+            raise ValueError(
+                f"a bag cannot be left out of a fit with {type(one).__name__}: its likelihood is "
+                "not known to leave_out.py. Fit without the bag instead."
+            )
+    coupled = any(one.moments_are_gradient for one in likelihoods)
+    mean: leave_out.Mean
+    if direct and not coupled:
+        J, mean = collapsed_bound(problem, w)[2], leave_out.mean_direct
+    else:
+        J = problem.R - fixed_point(problem, w)[1]
+        mean = functools.partial(leave_out.mean_fixed_point, coupled=coupled)
+    R_inverse = torch.cholesky_inverse(problem.chol_R)
+    return Optimum(w, problem.c, R_inverse, torch.linalg.inv(J)), mean
 
 
 # --- Shared -----------------------------------------------------------------------------------

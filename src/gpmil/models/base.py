@@ -44,7 +44,7 @@ class InstancePredictions:
         return len(self.probability)
 
     def split(self) -> list["InstancePredictions"]:
-        """One `InstancePredictions` a bag."""
+        """One `InstancePredictions` per bag."""
         columns = {k: getattr(self, k) for k in ("probability", "mean", "std", *OPTIONAL)}
         cuts = self.bags.offsets[1:-1]
         pieces = {k: np.split(v, cuts) for k, v in columns.items() if v is not None}
@@ -54,7 +54,7 @@ class InstancePredictions:
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """A table with one row an instance: bag, position where known, and the predictions."""
+        """A table with one row per instance: bag, position where known, and the predictions."""
         bags = self.bags
         columns: dict[str, Any] = {"bag": bags.names[bags.bag_index]}
         if bags.coords is not None:
@@ -66,15 +66,14 @@ class InstancePredictions:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of bags and of their instances, from one pass over them.
+    """All that a model says of bags and of their instances."""
 
-    Each field is what the method of its name returns; `error` is that of `log_proba_negative`.
-    """
-
-    log_proba_negative: Float[np.ndarray, " B"]
-    error: Float[np.ndarray, " B"]
-    proba: Float[np.ndarray, "B 2"]
-    instances: InstancePredictions
+    log_proba_negative: Float[np.ndarray, " B"]  # the model's own, before any calibration
+    error: Float[np.ndarray, " B"]  # of log_proba_negative
+    log_odds: Float[np.ndarray, " B"]  # as decision_function
+    proba: Float[np.ndarray, "B 2"]  # as predict_proba
+    instances: InstancePredictions | None  # None: the model has no probability for an instance
+    interval: Float[np.ndarray, "B 2"]  # of proba[:, 1]; nan where not asked for, or not known
 
 
 OPTIONAL = ("p_value", "flagged")
@@ -112,7 +111,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
         return extraction.known(self.cohort_)
 
     def fit(self: Model, bags, y=None) -> Model:
-        """Fit to labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
+        """Fit to labelled bags; y (0/1, one per bag) wins over `bags.labels`."""
         fresh = copy.copy(self)  # a fit that fails leaves this model as it was
         with progress_shown(bool(self.verbose)):
             fresh._fit(check_bags(bags), y)
@@ -121,6 +120,13 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
 
     def _fit(self, bags: Bags, y) -> None:
         raise NotImplementedError
+
+    def _remember_cohort(self, bags: Bags | Facts, y) -> Int[np.ndarray, " B"]:
+        """Keep what a fitted model knows of its cohort; the labels 0/1 of the bags."""
+        labels, self.classes_ = training_labels(bags, y)
+        self.n_features_in_ = bags.n_features
+        self.cohort_ = cohort_card(bags, labels)
+        return labels
 
     def _fit_feature_map(self, rows: features.Rows) -> None:
         wanted = None if self.n_components is None else int(self.n_components)
@@ -155,6 +161,48 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
         log_p, _ = self.log_proba_negative(bags)
         return both_classes(self._calibrate(log_p))
 
+    def predict_instances(self, bags) -> InstancePredictions:
+        """P(h_i = 1) of every instance; ValueError, with the reason, where a model has none."""
+        raise NotImplementedError
+
+    def predict_all(
+        self,
+        bags,
+        *,
+        rate: float = 0.1,
+        level: float | None = None,
+        interval_size: int | None = None,
+    ) -> Predictions:
+        """All that the model says of bags and instances, cheaper than one method after another.
+
+        A model that marks instances marks them at a false discovery rate of `rate`. One that knows
+        intervals gives them at `level`, for bags of at most `interval_size` instances.
+        """
+        log_p, error, instances = self._bags_and_instances(bags)
+        nowhere = np.full((len(log_p), 2), np.nan)
+        return self._predictions(log_p, error, instances, nowhere)
+
+    def _predictions(
+        self,
+        log_p: Float[np.ndarray, " B"],
+        error: Float[np.ndarray, " B"],
+        instances: InstancePredictions | None,
+        interval: Float[np.ndarray, "B 2"],
+    ) -> Predictions:
+        known = self._calibrate(log_p)
+        return Predictions(log_p, error, log_odds(known), both_classes(known), instances, interval)
+
+    def _bags_and_instances(
+        self, bags
+    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"], InstancePredictions | None]:
+        """`log_proba_negative` and `predict_instances`; a model may have them from one pass."""
+        log_p, error = self.log_proba_negative(bags)
+        try:
+            return log_p, error, self.predict_instances(bags)
+        except ValueError as reason:  # the bags are fine, as the line above shows
+            logger.info("instances are not predicted: %s", reason)
+            return log_p, error, None
+
     def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
         """log P(y = 0) from the model's own; the same where nothing was calibrated."""
         return log_p
@@ -174,7 +222,7 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
         bags = check_bags(bags)
         if bags.n_features != self.n_features_in_:
             raise ValueError(
-                f"the model was fitted on {self.n_features_in_} features an instance, these bags "
+                f"the model was fitted on {self.n_features_in_} features per instance, these bags "
                 f"have {bags.n_features}. Features of another encoder, or other columns?"
             )
         wrong = self._mismatch(bags)
@@ -234,7 +282,7 @@ def training_labels(bags: Bags | Facts, y=None) -> tuple[Int[np.ndarray, " B"], 
     values = bags.labels if y is None else _numbers(y)
     if values.ndim != 1 or len(values) != len(bags):
         raise ValueError(
-            f"expected one label a bag, {len(bags)} in all; got an array of shape {values.shape}."
+            f"expected one label per bag, {len(bags)} in all; got an array of shape {values.shape}."
         )
     if values.dtype.kind not in "biuf":
         found = sorted({str(v) for v in values})
@@ -334,14 +382,14 @@ def progress_shown(verbose: bool) -> Iterator[None]:
     if not verbose:
         yield
         return
-    _SHOWN.enter()
+    _PROGRESS.enter()
     try:
         yield
     finally:
-        _SHOWN.leave()
+        _PROGRESS.leave()
 
 
-class _Shown:
+class _ProgressHandler:
     """The handler that shows progress, there while any fit wants it."""
 
     def __init__(self) -> None:
@@ -363,7 +411,7 @@ class _Shown:
                 logger.setLevel(self.level)
 
 
-_SHOWN = _Shown()
+_PROGRESS = _ProgressHandler()
 
 
 def both_classes(log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B 2"]:

@@ -25,6 +25,11 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}.")
 
 
+def is_word(value: Any, *words: str) -> bool:
+    """Whether it is one of some words; a setting may be an array, which compares otherwise."""
+    return isinstance(value, str) and value in words
+
+
 def number(name: str, value: Any, above: float | None = None, least: float | None = None) -> None:
     """Insist on a finite number within its limits."""
     wanted = "a finite number"
@@ -99,12 +104,12 @@ def check_inducing(points: Any, n_features: int) -> Float[np.ndarray, "M D"]:
 
 
 def check_lengths(lengths: Any, n_inputs: int) -> Float[np.ndarray, " d"]:
-    """Length scales given one a column."""
+    """Length scales given one per column."""
     found = np.asarray(lengths)
     good = found.dtype.kind in "iuf" and found.shape == (n_inputs,)
     if not good or not (np.isfinite(found) & (found > 0)).all():
         raise ValueError(
-            f"lengthscale must be a number, a word, or {n_inputs} positive numbers, one a column "
+            f"lengthscale must be a number, a word, or {n_inputs} positive numbers, one per column "
             f"of the kernel's inputs; got an array of shape {found.shape} and type {found.dtype}."
         )
     return found.astype(np.float64)

@@ -153,7 +153,7 @@ def suspicion(found: InstancePredictions) -> Float[np.ndarray, " N"]:
 
 
 def fingerprints(bags: Bags) -> Int[np.ndarray, " B"]:
-    """A number a bag that tells whether it is one of the training bags."""
+    """A number per bag that tells whether it is one of the training bags."""
     found = [
         hashlib.blake2b(np.ascontiguousarray(rows).tobytes(), digest_size=8).digest()
         for rows in np.split(bags.features, bags.offsets[1:-1])

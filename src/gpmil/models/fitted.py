@@ -1,17 +1,17 @@
 """Predictions of a fitted Gaussian-process model: everything that follows from q(u)."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.special import ndtr, ndtri
 from sklearn.utils.validation import check_is_fitted
 
-from gpmil.coupling.operator import dense_parts, parts, sparse_precision
+from gpmil.coupling.operator import Dense, dense_parts, parts, sparse_precision
 from gpmil.data.bags import Bags
 from gpmil.decide import calibration
 from gpmil.decide.marks import benjamini_hochberg
@@ -20,13 +20,12 @@ from gpmil.inference import leave_out
 from gpmil.models.base import (
     InstancePredictions,
     Predictions,
-    both_classes,
     log_odds,
     resolve_device,
 )
-from gpmil.models.checks import count, one_of, require_numbers, share
-from gpmil.models.saved import Saved
-from gpmil.models.saved_checks import COUPLED_NUMBERS
+from gpmil.models.checks import count, number, one_of, require_numbers, share
+from gpmil.models.saved_checks import Array, or_none, strength, trials
+from gpmil.models.saved_gp import SavedGP
 from gpmil.moments import orthant
 from gpmil.moments.orthant import Expansion
 from gpmil.moments.orthant_large import LargeSlide, log_orthant_large
@@ -35,8 +34,8 @@ from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, joint, margi
 
 logger = logging.getLogger("gpmil")
 CPU = torch.device("cpu")
-LARGE = 1500  # instances a bag above which dense matrices cost more than sparse ones on a CPU
-HUGE = 5000  # instances a bag above which an interval is expanded once, not at both of its ends
+LARGE = 1500  # instances per bag above which dense matrices cost more than sparse ones on a CPU
+HUGE = 5000  # instances per bag above which an interval is expanded once, not at both of its ends
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,17 @@ class Marks:
         share("rate", self.rate)
 
 
+def _too_large(bags: Bags, device: torch.device) -> Bool[np.ndarray, " B"]:
+    """Bags whose dense matrices cost more than sparse ones."""
+    return (bags.sizes > LARGE) & (device.type == "cpu")
+
+
 def _residual(
     gp: SparseGP, x: Float[torch.Tensor, "n d"], W: Float[torch.Tensor, "n M"]
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Float[torch.Tensor, " n"]]:
     """K - W W': some of its rows when asked for, and its diagonal."""
-    own = torch.cat([gp.kernel(block[:, None], block[:, None])[:, 0, 0] for block in x.split(512)])
-    return lambda i: gp.kernel(x[i], x) - W[i] @ W.mT, own - W.square().sum(1)
+    diagonal = gp.kernel.diagonal(x) - W.square().sum(1)
+    return lambda i: gp.kernel(x[i], x) - W[i] @ W.mT, diagonal
 
 
 # --- Quantiles of the log odds -------------------------------------------------------------------
@@ -126,12 +130,15 @@ def _dense_ends(
     return _ends_from_tails(expand, orthant.slope(mu, S, bag.mask, G), below)
 
 
-class FittedGP(Saved):
+class FittedGP(SavedGP):
     """What a model knows once it is fitted, and what it says of bags."""
 
-    OPTIONAL_ARRAYS = (*Saved.OPTIONAL_ARRAYS, "evidence_trace_")
-    NUMBERS = (*Saved.NUMBERS, "coupling_", "loo_log_likelihood_", "tuning_trace_")
-    CHECKS = Saved.CHECKS | COUPLED_NUMBERS
+    ARRAYS = SavedGP.ARRAYS | {"evidence_trace_": Array(("steps",), "trace", optional=True)}
+    NUMBERS = SavedGP.NUMBERS | {
+        "coupling_": strength,
+        "loo_log_likelihood_": or_none(number),
+        "tuning_trace_": or_none(trials),
+    }
 
     coupling_: float
     evidence_trace_: np.ndarray | None  # None where nothing was optimised
@@ -186,18 +193,31 @@ class FittedGP(Saved):
         return found[0], found[1]
 
     def predict_all(
-        self, bags, *, rate: float = 0.1, within: str = "bag", weights: str = "patch"
+        self,
+        bags,
+        *,
+        rate: float = 0.1,
+        within: str = "bag",
+        weights: str = "patch",
+        level: float | None = None,
+        interval_size: int | None = None,
     ) -> Predictions:
         """Bags and instances from one pass, cheaper than one for each.
 
-        `rate`, `within` and `weights` as in `predict_instances`.
+        `rate`, `within` and `weights` as in `predict_instances`. With `level` also the interval of
+        `predict_interval`, for bags of at most `interval_size` instances.
         """
         bags = self._check_predictable(bags)
         marks = Marks(rate, within, weights)
-        log_p, error, mean, std = self._slides(bags, resolve_device(self.device))
-        instances = InstancePredictions(ndtr(mean / std), mean, std, bags)
-        proba = both_classes(self._calibrate(log_p))
-        return Predictions(log_p, error, proba, self._marked(instances, marks))
+        below = None if level is None else calibration.tails(level)[0]
+        device = resolve_device(self.device)
+        log_p, error, mean, std = self._slides(bags, device)
+        interval = np.full((len(bags), 2), np.nan)
+        if below is not None:
+            most = np.inf if interval_size is None else interval_size
+            interval = self._interval(bags, bags.sizes <= most, below, device)
+        instances = self._marked(InstancePredictions(ndtr(mean / std), mean, std, bags), marks)
+        return self._predictions(log_p, error, instances, interval)
 
     def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
         if self.cross_fit_ is None or self.cross_fit_.calibrator is None:
@@ -244,29 +264,43 @@ class FittedGP(Saved):
             draws = self._draws(bags, int(n_draws), device)
             low, high = calibration.interval(draws, level)
             return low, high
-        ends = self._ends(bags, below, device)
-        # log P(all negative) = -log(1 + exp(log odds))
-        low, high = (-np.expm1(self._calibrate(-np.logaddexp(0, odds))) for odds in ends)
+        low, high = self._interval(bags, np.ones(len(bags), dtype=bool), below, device).T
         return low, high
 
+    def _interval(
+        self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
+    ) -> Float[np.ndarray, "B 2"]:
+        """The ends that P(y = 1 | u) is below, and above, with this probability; nan for others."""
+        ends = self._ends(bags, wanted, below, device)
+        # log P(all negative) = -log(1 + exp(log odds))
+        ends[wanted] = -np.expm1(self._calibrate(-np.logaddexp(0, ends[wanted].ravel()))).reshape(
+            -1, 2
+        )
+        return ends
+
     def _ends(
-        self, bags: Bags, below: float, device: torch.device
-    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
-        """The log odds that a bag is below, and above, with this probability."""
-        strength = self._predict_strength(bags)
-        large = (bags.sizes > LARGE) & (device.type == "cpu")
-        low, high = np.empty(len(bags)), np.empty(len(bags))
+        self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
+    ) -> Float[np.ndarray, "B 2"]:
+        """The same of the log odds."""
+        large = _too_large(bags, device)
+        ends = np.full((len(bags), 2), np.nan)
         with torch.no_grad():
             predictor, q = self._predictor(device), self._posterior(device)
-            for part in dense_parts(
-                bags.adjacency, bags.offsets, np.flatnonzero(~large), strength, device
-            ):
-                x = self._inputs(bags.features[part.rows.cpu().numpy()], device)
+            strength = self._predict_strength(bags)
+            for part, x in self._dense(bags, wanted & ~large, strength, device):
                 bag = leave_out.padded_bag(predictor.gp, part, x, part.mask[:, 0])
-                low[part.bags], high[part.bags] = _dense_ends(bag, q, self.mean_, below)
-            for b in np.flatnonzero(large):
-                low[b], high[b] = self._large_ends(bags[int(b)], predictor, strength, below)
-        return low, high
+                ends[part.bags] = np.stack(_dense_ends(bag, q, self.mean_, below), 1)
+            for b in np.flatnonzero(wanted & large):
+                ends[b] = self._large_ends(bags[int(b)], predictor, strength, below)
+        return ends
+
+    def _dense(
+        self, bags: Bags, which: Bool[np.ndarray, " B"], strength: float, device: torch.device
+    ) -> Iterator[tuple[Dense, Float[torch.Tensor, "n d"]]]:
+        """Some bags in padded batches, each with the kernel inputs of its instances."""
+        numbers = np.flatnonzero(which)
+        for part in dense_parts(bags.adjacency, bags.offsets, numbers, strength, device):
+            yield part, self._inputs(bags.features[part.rows.cpu().numpy()], device)
 
     def _large_ends(
         self, bag: Bags, predictor: Predictor, strength: float, below: float
@@ -305,11 +339,8 @@ class FittedGP(Saved):
             w = q.w[:, None] + torch.linalg.solve_triangular(
                 q.chol_R.mT, torch.from_numpy(noise).to(device), upper=True
             )
-            for part in dense_parts(
-                bags.adjacency, bags.offsets, np.arange(len(bags)), self._predict_strength(bags),
-                device,
-            ):  # fmt: skip
-                x = self._inputs(bags.features[part.rows.cpu().numpy()], device)
+            every, strength = np.ones(len(bags), dtype=bool), self._predict_strength(bags)
+            for part, x in self._dense(bags, every, strength, device):
                 bag = leave_out.padded_bag(gp, part, x, part.mask[:, 0])
                 # m | u ~ N(Sigma (c + W w), Sigma + Sigma (K - W W') Sigma)
                 S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT
@@ -320,18 +351,15 @@ class FittedGP(Saved):
         return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
 
     def _slides(self, bags: Bags, device: torch.device) -> tuple[np.ndarray, ...]:
-        """log P(all negative) and its error a bag; mean and deviation of m* an instance."""
+        """log P(all negative) and its error per bag; mean and deviation of m* per instance."""
         strength = self._predict_strength(bags)
         log_p, error = np.empty(len(bags)), np.empty(len(bags))
         mean, std = np.empty(bags.n_instances), np.empty(bags.n_instances)
-        large = (bags.sizes > LARGE) & (device.type == "cpu")
+        large = _too_large(bags, device)
         with torch.no_grad():
             predictor = self._predictor(device)
-            for part in dense_parts(
-                bags.adjacency, bags.offsets, np.flatnonzero(~large), strength, device
-            ):
+            for part, x in self._dense(bags, ~large, strength, device):
                 rows = part.rows.cpu().numpy()
-                x = self._inputs(bags.features[rows], device)
                 mu, S = joint(predictor, part.sigma, part.pad(x))
                 require_numbers(mu, S)
                 found = orthant.log_orthant(mu, S, part.mask)

@@ -1,34 +1,54 @@
-"""From a cohort to the settings that "auto" stands for (tuning.py does the work)."""
+"""From a cohort to the settings that "auto" stands for, and every bag left out of the fit.
 
+Settings are judged by the likelihood of every bag under the fit without it; tuning.py searches.
+"""
+
+import copy
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from gpytorch.kernels import Kernel as GPyTorchKernel
 from jaxtyping import Float, Int
 from scipy.special import ndtri
 from torch import Tensor
 
 from gpmil.data.bags import Bags
+from gpmil.distributed import Facts, Plan, WholeCohort
+from gpmil.inference import solvers as inference
 from gpmil.inference import tuning
-from gpmil.inference.tuning import Cohort, Space, StoredRows
+from gpmil.inference.objective import Cohort, Settings, StoredRows
+from gpmil.inference.pieces import LIKELIHOODS
+from gpmil.inference.tuning import Space
+from gpmil.models.base import resolve_device, training_labels
+from gpmil.models.checks import is_word
+from gpmil.models.cross_fit import suspicion
+from gpmil.models.fitted import FittedGP
+from gpmil.models.sparse import DTYPES, TrainingCohort
+from gpmil.process.kernels import Kernel
+from gpmil.process.sparse_gp import SparseGP
 
 logger = logging.getLogger("gpmil")
 
 MOST_BAGS = 500  # bags that tuning looks at
-MOST_INSTANCES = 1_000  # instances a bag that tuning looks at
+MOST_INSTANCES = 1_000  # instances per bag that tuning looks at
 CONVERTED = 2**24  # numbers converted to float64 at once: 128 MB
+LARGE_H = 1e9  # bytes of H in float64 from which "auto" stores float32
+MOST_LENGTHS = 256  # that "ard" learns
+CPU = torch.device("cpu")
 AUTO_KERNELS = ("rbf", "matern52", "linear")
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedSettings:
     """What was chosen, how well it scored, and everything that was tried."""
 
     kernel: str | GPyTorchKernel
-    settings: tuning.Settings
+    settings: Settings
     score: float
     trace: list[dict[str, Any]]
 
@@ -44,9 +64,9 @@ def balanced_level(sizes: Int[np.ndarray, " B"]) -> float:
     return -float(ndtri(0.5 ** (1 / np.median(sizes))))
 
 
-def is_small(bags: Bags) -> bool:
+def is_small(sizes: Int[np.ndarray, " B"]) -> bool:
     """Whether tuning looks at the whole cohort."""
-    return len(bags) <= MOST_BAGS and int(bags.sizes.max()) <= MOST_INSTANCES
+    return len(sizes) <= MOST_BAGS and int(sizes.max()) <= MOST_INSTANCES
 
 
 def subsample(labels: Int[np.ndarray, " B"], seed: int) -> Int[np.ndarray, " b"]:
@@ -116,7 +136,7 @@ def cohort(
 
 def learn(
     made: Cohort, kernels: tuple[str | GPyTorchKernel, ...], space: Space, budget: int
-) -> Learned:
+) -> LearnedSettings:
     """Search under every kernel; the best objective wins."""
     searches = [tuning.search(made.with_kernel(kernel), space, budget) for kernel in kernels]
     best = max(searches, key=lambda s: s.best.objective)
@@ -125,4 +145,188 @@ def learn(
         for s in searches
         for t in s.trace
     ]
-    return Learned(best.cohort.kernel, best.best.settings, best.best.score, trace)
+    return LearnedSettings(best.cohort.kernel, best.best.settings, best.best.score, trace)
+
+
+class TunedGP(FittedGP):
+    """A model whose settings may be "auto": learned from the labels of the bags."""
+
+    n_iter_: int
+    converged_: bool
+    residual_: float
+    tuning_budget: Any
+    solver: Any
+    moments: Any
+    optimize: Any
+    calibrated: Any
+    dtype: Any
+    store: Any
+
+    def _find_settings(
+        self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
+    ) -> None:
+        """Every setting as a number."""
+        self._set_kernel_numbers()
+        if is_word(self.mean, "balanced"):
+            variance = self._own_variance() if self.variance_ is None else self.variance_
+            self.mean_ = balanced_level(cohort.whole.sizes) * math.sqrt(1 + variance)
+        self._check_kernel(device)
+        self.tuning_trace_, self.loo_log_likelihood_ = None, None
+        if self._learned_names():
+            self._learn(cohort, labels, device)
+
+    def _own_variance(self) -> float:
+        """Mean variance of a kernel object at the inducing points."""
+        z = self._inputs(self.inducing_points_, CPU)
+        return float(Kernel(self.kernel_, 1.0, 1.0).diagonal(z).mean())
+
+    def _learned_names(self) -> list[str]:
+        """The settings that are "auto" and apply."""
+        own_kernel = isinstance(self.kernel, GPyTorchKernel)
+        names = [n for n in ("mean", "coupling") if is_word(getattr(self, n, 0.0), "auto")]
+        if not own_kernel:
+            names += ["variance"] if is_word(self.variance, "auto") else []
+            names += ["lengthscale"] if is_word(self.lengthscale, "auto", "ard") else []
+        if "coupling" in names and self.coupling_ == 0:
+            names.remove("coupling")  # no edges
+        return [*names, "kernel"] if is_word(self.kernel, "auto") else names
+
+    def _learn(
+        self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
+    ) -> None:
+        """Replace what is "auto" by what the leave-one-bag-out likelihood prefers."""
+        names, budget = self._learned_names(), int(self.tuning_budget)
+        ard = "lengthscale" in names and is_word(self.lengthscale, "ard")
+        self._check_learnable(labels, ard)
+        chosen = subsample(labels, self._seed())
+        kernels = AUTO_KERNELS if is_word(self.kernel, "auto") else (self.kernel_,)
+        made = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], device)
+        found = learn(made, kernels, self._space(cohort.whole, names), budget)
+        self.kernel_ = found.kernel
+        if self.variance_ is not None:
+            self.variance_, self.lengthscale_ = found.settings[:2]
+        self.mean_, self.coupling_ = found.settings[2:]
+        self.loo_log_likelihood_, self.tuning_trace_ = found.score, found.trace
+        if ard:
+            made = made.with_kernel(found.kernel)
+            weights, self.loo_log_likelihood_ = tuning.relevance(made, found.settings, budget)
+            self._weigh_columns(weights)
+        self._warn_of_guessing(labels[chosen])
+        logger.info(
+            "learned from %d bags: variance %.3g, length %.3g, mean %.3g, coupling %.3g; "
+            "leave-one-bag-out log likelihood %.4f per bag",
+            len(chosen), *found.settings, self.loo_log_likelihood_,
+        )  # fmt: skip
+
+    def _check_learnable(self, labels: Int[np.ndarray, " B"], ard: bool) -> None:
+        if (np.bincount(labels, minlength=2) < 2).any():
+            raise ValueError(
+                f"learning the settings needs two bags of each class, found "
+                f"{int((labels == 0).sum())} negative and {int(labels.sum())} positive: leaving "
+                "one out would leave none. Give variance, lengthscale, mean and coupling as "
+                "numbers, see gpmil.paper_settings()."
+            )
+        if ard and self._n_inputs() > MOST_LENGTHS:
+            raise ValueError(
+                f"lengthscale='ard' learns one length per column, for up to {MOST_LENGTHS} "
+                f"columns; found {self._n_inputs()}. Reduce them with n_components=64, say, or use "
+                "'auto'."
+            )
+
+    def _tuning_cohort(self, bags: Bags, labels: np.ndarray, device: torch.device) -> Cohort:
+        rows = thinned_rows(bags, lambda b: self._first_look(b, labels))
+        inducing = self._inputs(self.inducing_points_, device)
+        return cohort(
+            bags, rows, labels == 1, lambda x: self._inputs(x, device), inducing, self.kernel_
+        )
+
+    def _space(self, facts: Facts, names: list[str]) -> Space:
+        """What is searched, and the numbers that stay."""
+        known = (self.variance_, self.lengthscale_, self.mean_, self.coupling_)
+        fixed = {
+            name: 1.0 if value is None else value  # None: a kernel object has its own
+            for name, value in zip(tuning.NAMES, known, strict=True)
+            if name not in names
+        }
+        level = None
+        if is_word(self.mean, "balanced") and "variance" in names:
+            level = balanced_level(facts.sizes)  # the mean follows the variance
+            del fixed["mean"]
+        return Space(fixed, math.sqrt(self._n_inputs()), level)
+
+    def _warn_of_guessing(self, labels: np.ndarray) -> None:
+        share = labels.mean()
+        guess = float(share * np.log(share) + (1 - share) * np.log1p(-share))
+        if self.loo_log_likelihood_ is not None and self.loo_log_likelihood_ < guess:
+            logger.warning(
+                "the learned model predicts a bag left out no better than the share of positive "
+                "bags does (log likelihood %.3f against %.3f): too few bags, or features that do "
+                "not tell the classes apart.",
+                self.loo_log_likelihood_,
+                guess,
+            )
+
+    def _first_look(self, bags: Bags, labels: np.ndarray) -> Float[np.ndarray, " N"]:
+        """m*/sd of every instance under a fit at the settings that tuning starts from."""
+        variance, length, level, strength = tuning.CENTRE
+        first = copy.copy(self)
+        first.variance, first.lengthscale = variance, length * math.sqrt(self._n_inputs())
+        first.mean = level * math.sqrt(1 + variance)
+        first.coupling, first.kernel = min(self.coupling_, strength), "rbf"
+        first.inducing, first.moments, first.solver = self.inducing_points_, "diagonal", "direct"
+        first.optimize, first.calibrated, first.flags = (), False, False
+        return suspicion(first.fit(bags, labels).predict_instances(bags))
+
+    # --- Every bag left out -------------------------------------------------------------------
+
+    def leave_one_bag_out(self, bags, y=None) -> Float[np.ndarray, " B"]:
+        """log p(y_b) of every training bag under the fit without it, from this one fit.
+
+        `bags` (and y) are those the model was fitted on. Bag b is taken out by one Newton step of
+        the problem without it; inducing points and settings stay.
+        """
+        bags = self._check_predictable(bags)
+        labels, _ = training_labels(bags, y)
+        device = resolve_device(self.device)
+        with torch.no_grad():
+            gp, q = self._gp(device), self._posterior(device)
+            cohort = WholeCohort(bags, device, labels)
+            problem = self._problem(gp, cohort)
+            if inference.relative(problem.R - q.R, q.R) > 1e-6:
+                raise ValueError(
+                    "these are not the bags the model was fitted on: leaving one of them out of "
+                    "the fit has no meaning. Pass the training bags."
+                )
+            self._check_same_labels(problem, q.w)
+            return cohort.leave_one_bag_out(problem, q.w, self.solver == "direct")
+
+    def _check_same_labels(self, problem: inference.Problem, w: torch.Tensor) -> None:
+        """R holds no labels; the condition that w fulfils does."""
+        if self.solver == "sweeps" and not self.converged_:
+            return
+        if self.solver == "direct":
+            residual = inference.relative(inference.collapsed_bound(problem, w)[1], w)
+        else:
+            residual = inference.relative(inference.fixed_point(problem, w)[0], problem.R @ w)
+        if residual > max(1e-5, 100 * float(self.residual_)):
+            raise ValueError(
+                "these labels are not those the model was fitted with (its optimum is none for "
+                f"them, residual {residual:.1e}). Pass the labels of the fit."
+            )
+
+    def _problem(self, gp: SparseGP, cohort: TrainingCohort) -> inference.Problem:
+        plan = Plan(
+            self._feature_map(), self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0,
+            gp.inducing.cpu(), gp.L.cpu(), self.coupling_,
+            self._storage_dtype(cohort.whole.n_instances, len(gp.L)),
+            LIKELIHOODS[self.moments], self.store,
+        )  # fmt: skip
+        return cohort.problem(plan, self.mean_, gp.L.device)
+
+    def _storage_dtype(self, N: int, M: int) -> torch.dtype:
+        if self.dtype != "auto":
+            return DTYPES[self.dtype]
+        if 8 * N * M <= LARGE_H:
+            return torch.float64
+        logger.info("H is stored in float32, %.1f GB (dtype='float64' to double it)", 4e-9 * N * M)
+        return torch.float32

@@ -9,36 +9,37 @@ from scipy.special import expit
 from torch import Tensor
 
 from gpmil.models.base import InstancePredictions
-from gpmil.models.checks import require_numbers
-from gpmil.models.deep import Batch, DeepMIL, Network, linear, segment_max, segment_mean
+from gpmil.models.batches import Batch
+from gpmil.models.deep import DeepMIL
+from gpmil.models.networks import Network, linear, segment_max, segment_mean
 
 
-class MeanNetwork(Network):
-    """logit = w' mean_i h_i + b."""
+class PoolingNetwork(Network):
+    """An embedding and one linear classifier."""
 
     def __init__(self, n_inputs: int, hidden_dim: int, dropout: float, random: torch.Generator):
         super().__init__(n_inputs, hidden_dim, dropout, random)
         self.classify = linear(hidden_dim, 1, random)
 
+
+class MeanNetwork(PoolingNetwork):
+    """logit = w' mean_i h_i + b."""
+
     def forward(self, batch: Batch) -> Float[Tensor, " b"]:
-        """One logit a bag."""
+        """One logit per bag."""
         z = segment_mean(self.embedding(batch.x), batch.segment, len(batch))
         return self.classify(z)[:, 0]
 
 
-class MaxNetwork(Network):
+class MaxNetwork(PoolingNetwork):
     """logit = max_i (w' h_i + b)."""
 
-    def __init__(self, n_inputs: int, hidden_dim: int, dropout: float, random: torch.Generator):
-        super().__init__(n_inputs, hidden_dim, dropout, random)
-        self.classify = linear(hidden_dim, 1, random)
-
     def instances(self, batch: Batch) -> Float[Tensor, " n"]:
-        """One logit an instance."""
+        """One logit per instance."""
         return self.classify(self.embedding(batch.x))[:, 0]
 
     def forward(self, batch: Batch) -> Float[Tensor, " b"]:
-        """One logit a bag."""
+        """One logit per bag."""
         return segment_max(self.instances(batch), batch.segment, len(batch))
 
 
@@ -56,7 +57,7 @@ class MeanPoolMIL(DeepMIL):
     learning_rate, weight_decay : float
         Of the AdamW optimiser.
     max_epochs, batch_size : int
-        Passes over the bags; bags a step.
+        Passes over the bags; bags per step.
     validation, patience : None or float, int
         Hold that share of the bags out of the training (both classes, patients of `bags.groups`
         kept together), stop when their loss has not fallen for `patience` epochs and take the
@@ -140,10 +141,6 @@ class MaxPoolMIL(DeepMIL):
         are not calibrated.
         """
         bags = self._check_predictable(bags)
-        logit = np.empty(bags.n_instances)
-        for network, batch in self._batches(bags):
-            start, stop = bags.offsets[batch.bags[0]], bags.offsets[batch.bags[-1] + 1]
-            logit[start:stop] = network.instances(batch).cpu().numpy()
-        require_numbers(logit)
+        logit = self._per_instance(bags, MaxNetwork.instances)
         std = np.full(bags.n_instances, math.pi / math.sqrt(3))
         return InstancePredictions(expit(logit), logit, std, bags)

@@ -6,177 +6,41 @@ integrate over the labels of the instances, these guess them, train, and guess a
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import expit, log_expit
-from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.neural_network import MLPClassifier
-from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 
 from gpmil.data.bags import Bags
 from gpmil.data.graphs import bag_index
-from gpmil.files import persistence
 from gpmil.models import saved_checks
-from gpmil.models.base import (
-    BagClassifier,
-    InstancePredictions,
-    Predictions,
-    both_classes,
-    cohort_card,
-    package_versions,
-    training_labels,
+from gpmil.models.base import InstancePredictions
+from gpmil.models.checks import count, flag, generator, is_number, one_of, plain, require_numbers
+from gpmil.models.instance_classifier import (
+    Layers,
+    as_layers,
+    check_classifier,
+    log_odds,
+    new_network,
+    train_on,
+    trained,
 )
-from gpmil.models.checks import count, generator, is_number, one_of, plain, require_numbers
+from gpmil.models.lessons import LEFT_OUT, Lesson, pseudo_labels
+from gpmil.models.saved import Arrays, Card, SavedModel
 
 logger = logging.getLogger("gpmil")
 
-LEFT_OUT = -1
-"""Pseudo label of an instance that is neither among the highest nor the lowest of its bag."""
-
 ROWS = 8192  # instances scored at a time
-BATCH = (16, 256)  # fewest and most instances in a step of the network
-STEPS = 50  # in an epoch, where there are instances enough
 STORED = {c.__name__: c for c in (LogisticRegression, SGDClassifier, MLPClassifier)}
 """Classifiers that are a few matrices, and are saved as such."""
-ARRAYS = ("classes_", "feature_mean_", "feature_scale_", "feature_components_")
-NUMBERS = ("n_rounds_", "converged_", "history_", "n_features_in_", "cohort_")
 
 
-# ------------------------------------------------------------------ pseudo labels
-
-
-def pseudo_labels(
-    scores: Float[np.ndarray, " N"],
-    positive: Bool[np.ndarray, " B"],
-    offsets: Int[np.ndarray, " bags_and_one"],
-    top: float,
-    low: float,
-) -> Int[np.ndarray, " N"]:
-    """1, 0 or LEFT_OUT for every instance, by its rank in its bag.
-
-    In a positive bag of n instances the max(1, floor(top n)) that score highest are positive and
-    the floor(low n) that score lowest negative; of equal scores the earlier instance ranks
-    higher. Every instance of a negative bag is negative.
-
-    >>> pseudo_labels(np.array([0.1, 0.9, 0.4, 0.8, 7.0]), np.array([True, False]),
-    ...               np.array([0, 4, 5]), top=0.25, low=0.5)
-    array([ 0,  1,  0, -1,  0])
-    """
-    sizes, bag = np.diff(offsets), bag_index(offsets)
-    order = np.lexsort((-scores, bag))  # stable: equal scores stay in the order of the rows
-    rank = np.empty(len(scores), dtype=np.int64)
-    rank[order] = np.arange(len(scores)) - offsets[:-1][bag]
-    n_top = np.maximum(1, _share_of(top, sizes))
-    n_low = np.minimum(_share_of(low, sizes), sizes - n_top)
-    labels = np.full(len(scores), LEFT_OUT)
-    labels[rank < n_top[bag]] = 1
-    labels[rank >= (sizes - n_low)[bag]] = 0
-    labels[~positive[bag]] = 0
-    return labels
-
-
-def _share_of(share: float, sizes: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
-    """floor(share n), where 0.29 of 100 is 29: the product's rounding must not lose one."""
-    return np.floor(share * sizes * (1 + 1e-12)).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What a classifier is taught in a round: rows, their labels, their weights.
-
-    A row may come twice, once with each label, when its label is soft.
-    """
-
-    rows: Int[np.ndarray, " n"]
-    labels: Int[np.ndarray, " n"]
-    weights: Float[np.ndarray, " n"]
-
-    @classmethod
-    def of(
-        cls, labels: Int[np.ndarray, " N"], probability: Float[np.ndarray, " N"] | None
-    ) -> "Lesson":
-        """The labelled instances; with their `probability` the others too, on both sides."""
-        known = np.flatnonzero(labels != LEFT_OUT)
-        hard = cls(known, labels[known], np.ones(len(known)))
-        if probability is None:
-            return hard
-        soft = np.flatnonzero(labels == LEFT_OUT)
-        p, one = probability[soft], np.ones(len(soft), dtype=np.int64)
-        return cls(
-            np.concatenate([hard.rows, soft, soft]),
-            np.concatenate([hard.labels, one, 0 * one]),
-            np.concatenate([hard.weights, p, 1 - p]),
-        )
-
-    def balanced(self) -> Float[np.ndarray, " n"]:
-        """The weights, scaled so that both classes weigh the same and the mean weight is one."""
-        per_class = np.bincount(self.labels, self.weights, minlength=2)
-        return self.weights * len(self.rows) / (2 * per_class[self.labels])
-
-
-# ------------------------------------------------------------------ classifiers as matrices
-
-ACTIVATIONS = {
-    "identity": lambda h: h,
-    "relu": lambda h: np.maximum(h, 0),
-    "tanh": np.tanh,
-    "logistic": expit,
-}
-
-
-@dataclass(frozen=True)
-class Layers:
-    """A network with one output, the log odds; a linear classifier is one of a single layer."""
-
-    weights: list[np.ndarray]
-    biases: list[np.ndarray]
-    activation: str = "identity"
-
-    def log_odds(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-        """log P(h = 1) - log P(h = 0) of every row, in float64."""
-        h = x.astype(np.float64)
-        for k, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            h = (ACTIVATIONS[self.activation](h) if k else h) @ weight + bias
-        return h[:, 0]
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Weights and biases by name."""
-        named = {f"layer{k}.weight": w for k, w in enumerate(self.weights)}
-        return named | {f"layer{k}.bias": b for k, b in enumerate(self.biases)}
-
-    @classmethod
-    def restore(cls, arrays: dict[str, np.ndarray], n: int, activation: str) -> "Layers":
-        """From what `arrays` named, n layers."""
-        return cls(
-            [arrays[f"layer{k}.weight"] for k in range(n)],
-            [arrays[f"layer{k}.bias"] for k in range(n)],
-            activation,
-        )
-
-
-def as_layers(classifier: Any) -> Layers | None:
-    """A fitted classifier of scikit-learn as matrices; None where it is something else."""
-    if type(classifier) is MLPClassifier:
-        return Layers(
-            [w.astype(np.float64) for w in classifier.coefs_],
-            [b.astype(np.float64) for b in classifier.intercepts_],
-            classifier.activation,
-        )
-    logistic = type(classifier) is LogisticRegression or (
-        type(classifier) is SGDClassifier and classifier.loss == "log_loss"
-    )
-    if not logistic:
-        return None
-    weight, bias = classifier.coef_.T, np.atleast_1d(classifier.intercept_)
-    return Layers([weight.astype(np.float64)], [bias.astype(np.float64)])
-
-
-class PseudoLabelMIL(BagClassifier):
+class PseudoLabelMIL(SavedModel):
     """A classifier of instances, trained in rounds on labels it gives them itself (PS-MIL).
 
     Instances of negative bags are negative in every round. Those of positive bags are all
@@ -236,13 +100,16 @@ class PseudoLabelMIL(BagClassifier):
     True
     """
 
+    NUMBERS = SavedModel.NUMBERS | {
+        "n_rounds_": saved_checks.from_one,
+        "converged_": flag,
+        "history_": saved_checks.parts,
+    }
+    NOT_SETTINGS = ("classifier",)  # kept apart
+
     classifier_: Any
     layers_: Layers | None  # the classifier as matrices, where it is no more than that
     history_: list[dict[str, Any]]
-    feature_mean_: np.ndarray
-    feature_scale_: np.ndarray
-    feature_components_: np.ndarray | None
-    cohort_: dict[str, Any]
 
     def __init__(
         self,
@@ -275,9 +142,7 @@ class PseudoLabelMIL(BagClassifier):
 
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
-        labels, self.classes_ = training_labels(bags, y)
-        self.n_features_in_ = bags.n_features
-        self.cohort_ = cohort_card(bags, labels)
+        labels = self._remember_cohort(bags, y)
         self._fit_feature_map(bags.features)
         x = np.concatenate([part.astype(_precision(bags)) for part in self._inputs(bags)])
         self._train_in_rounds(x, labels == 1, bags.offsets)
@@ -318,37 +183,13 @@ class PseudoLabelMIL(BagClassifier):
         )  # fmt: skip
 
     def _train(self, x: Float[np.ndarray, "N d"], lesson: Lesson, seed: int) -> Any:
+        """The classifier after one more round: a new copy, or the same network trained on."""
         whole = len(lesson.rows) == len(x) and self.rest != "soft"
         part = x if whole else x[lesson.rows]
-        if self.classifier is None:
-            return self._train_network(part, lesson, seed)
-        classifier = _seeded(clone(self.classifier), seed)
-        try:
-            if _takes_weights(classifier):
-                weights = lesson.balanced() if _unweighted(classifier) else lesson.weights
-                classifier.fit(part, lesson.labels, sample_weight=weights)
-            else:
-                classifier.fit(part, lesson.labels)
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"the classifier {classifier!r} could not be trained on {len(part)} instances "
-                f"with {part.shape[1]} columns: {error}"
-            ) from error
-        return classifier
-
-    def _train_network(
-        self, x: Float[np.ndarray, "n d"], lesson: Lesson, seed: int
-    ) -> MLPClassifier:
-        """`epochs` more passes of the network, which is new in the first round."""
-        network = self.classifier_
-        if network is None:
-            # An int would shuffle every pass alike.
-            network = MLPClassifier((int(self.hidden),), random_state=np.random.RandomState(seed))
-        # A few hundred instances need small steps, or there would be hardly any.
-        network.batch_size = min(len(x), int(np.clip(len(x) // STEPS, *BATCH)))
-        weights = {"sample_weight": lesson.balanced()} if _takes_weights(network) else {}
-        for _ in range(int(self.epochs)):
-            network.partial_fit(x, lesson.labels, classes=[0, 1], **weights)
+        if self.classifier is not None:
+            return trained(self.classifier, part, lesson, seed)
+        network = self.classifier_ or new_network(int(self.hidden), seed)
+        train_on(network, part, lesson, int(self.epochs))
         return network
 
     def _inputs(self, bags: Bags) -> Iterator[Float[np.ndarray, "n d"]]:
@@ -362,13 +203,12 @@ class PseudoLabelMIL(BagClassifier):
         for name in ("hidden", "epochs", "n_rounds"):
             count(name, getattr(self, name), least=1)
         for name in ("standardize", "verbose"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+            flag(name, getattr(self, name))
         if self.n_components is not None:
             count("n_components", self.n_components, least=1)
         one_of("rest", self.rest, ("left_out", "soft"))
         self._check_shares()
-        self._check_classifier()
+        check_classifier(self.classifier, self.rest)
 
     def _check_shares(self) -> None:
         for name, value in (("top", self.top), ("low", self.low)):
@@ -379,35 +219,11 @@ class PseudoLabelMIL(BagClassifier):
                 f"top + low must be at most 1, the whole bag; got {self.top} + {self.low}."
             )
 
-    def _check_classifier(self) -> None:
-        given = self.classifier
-        if given is None:
-            given = MLPClassifier()
-        elif isinstance(given, type) or not all(
-            hasattr(given, method) for method in ("fit", "predict_proba", "get_params")
-        ):
-            name = given.__name__ if isinstance(given, type) else type(given).__name__
-            raise ValueError(
-                "classifier must be a scikit-learn classifier with fit and predict_proba, or None; "
-                f"got {'the class ' if isinstance(given, type) else ''}{name}. Pass an instance "
-                "such as LogisticRegression(); of an SVM, one with probability=True."
-            )
-        if _takes_weights(given):
-            return
-        name = type(given).__name__
-        if self.rest == "soft":
-            raise ValueError(
-                f"rest='soft' needs a classifier whose fit takes sample_weight, {name} does not. "
-                "Use rest='left_out' or another classifier."
-            )
-        logger.warning("%s takes no sample weights: the classes are not balanced.", name)
-
     # --- Predict ------------------------------------------------------------------------------
 
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(y = 0) of each bag, one minus the largest probability in it; its error is zero."""
-        found = self.predict_all(bags)
-        return found.log_proba_negative, found.error
+        return self._bags_and_instances(bags)[:2]
 
     def predict_instances(self, bags) -> InstancePredictions:
         """P(h_i = 1) of every instance; `mean` is its log odds.
@@ -415,10 +231,11 @@ class PseudoLabelMIL(BagClassifier):
         The classifier states no uncertainty of its own: `std` is one throughout, so that
         mean / std ranks instances as their probabilities do.
         """
-        return self.predict_all(bags).instances
+        return self._bags_and_instances(bags)[2]
 
-    def predict_all(self, bags) -> Predictions:
-        """Bags and instances from one pass, cheaper than one for each."""
+    def _bags_and_instances(
+        self, bags
+    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"], InstancePredictions]:
         bags = self._check_predictable(bags)
         with np.errstate(over="ignore", invalid="ignore"):
             logit = self._log_odds(self._inputs(bags))
@@ -426,21 +243,12 @@ class PseudoLabelMIL(BagClassifier):
         instances = InstancePredictions(expit(logit), logit, np.ones(len(logit)), bags)
         # P(y = 0) = 1 - max_i p_i,  1 - expit(t) = expit(-t)
         log_p = log_expit(-_largest(logit, bags.offsets))
-        return Predictions(log_p, np.zeros(len(bags)), both_classes(log_p), instances)
+        return log_p, np.zeros(len(bags)), instances
 
     def _log_odds(self, pieces: Iterator[Float[np.ndarray, "n d"]]) -> Float[np.ndarray, " N"]:
-        score = self._classifier_log_odds if self.layers_ is None else self.layers_.log_odds
+        given = partial(log_odds, self.classifier_)
+        score = given if self.layers_ is None else self.layers_.log_odds
         return np.concatenate([np.empty(0), *(score(piece) for piece in pieces)])
-
-    def _classifier_log_odds(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-        p = np.asarray(self.classifier_.predict_proba(x), dtype=np.float64)
-        if p.shape != (len(x), 2) or not np.isfinite(p).all():
-            raise ValueError(
-                f"predict_proba of {type(self.classifier_).__name__} returned an array of shape "
-                f"{p.shape}, or NaN; expected finite probabilities of shape ({len(x)}, 2)."
-            )
-        log_p = np.log(np.maximum(p, np.finfo(float).tiny))  # p may be rounded to zero
-        return log_p[:, 1] - log_p[:, 0]
 
     # --- Files --------------------------------------------------------------------------------
 
@@ -450,56 +258,33 @@ class PseudoLabelMIL(BagClassifier):
         Only where the classifier is the network, or a LogisticRegression, an SGDClassifier with
         loss="log_loss" or an MLPClassifier: others are more than a few matrices.
         """
-        check_is_fitted(self)
-        persistence.write(path, *self._saved())
+        super().save(path)
 
-    def _saved(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def _saved_besides(self) -> tuple[Arrays, Card]:
         if self.layers_ is None:
             raise ValueError(
                 f"a model with classifier {type(self.classifier_).__name__} cannot be saved as "
                 f"arrays: only classifier=None and {sorted(STORED)} can. Keep the object itself "
                 "with joblib.dump(model, file), and load such files only from people you trust."
             )
-        arrays = {k: getattr(self, k) for k in ARRAYS if getattr(self, k) is not None}
-        settings = self.get_params(deep=False)
-        del settings["classifier"]
-        card = {
-            "class": type(self).__name__,
-            "settings": {k: plain(v) for k, v in settings.items()},
-            "classifier": None if self.classifier is None else _described(self.classifier),
-            "activation": self.layers_.activation,
-            "fitted": {k: getattr(self, k) for k in NUMBERS},
-            "versions": package_versions(),
-        }
-        return arrays | self.layers_.arrays(), card
+        given = None if self.classifier is None else _described(self.classifier)
+        card = {"classifier": given, "activation": self.layers_.activation}
+        return self.layers_.arrays(), card
 
     @classmethod
-    def _from_saved(cls, arrays: dict[str, np.ndarray], card: dict[str, Any], kernel=None):
-        if kernel is not None:
-            raise ValueError("a PseudoLabelMIL has no kernel: load it without kernel=.")
-        settings = saved_checks.mapping(card, "settings")
-        known = cls().get_params(deep=False)
-        del known["classifier"]
-        saved_checks.check_known("settings", settings, known, cls.__name__)
-        model = cls(**settings)
+    def _settings_besides(cls, arrays: Arrays, card: Card, kernel: Any) -> dict[str, Any]:
+        besides = super()._settings_besides(arrays, card, kernel)
         if saved_checks.entry(card, "classifier") is not None:
-            model.classifier = _restored(saved_checks.mapping(card, "classifier"))
-        saved_checks.as_damage("settings", model._check_settings)
-        fitted = saved_checks.mapping(card, "fitted")
-        saved_checks.check_numbers(fitted, saved_checks.ROUNDS)
-        sizes = saved_checks.check_features(arrays, fitted, model.n_components)
-        for name in ARRAYS:
-            setattr(model, name, arrays.get(name))
-        for name in NUMBERS:
-            setattr(model, name, fitted[name])
+            besides["classifier"] = _restored(saved_checks.mapping(card, "classifier"))
+        return besides
+
+    def _restore(self, arrays: Arrays, card: Card, sizes: saved_checks.Symbols) -> None:
         activation = saved_checks.entry(card, "activation")
-        saved_checks.check_same("activation", activation, model._activation())
-        widths = [sizes["d"], *model._hidden_widths(), 1]
-        shapes = _layer_shapes(widths)
-        saved_checks.check_arrays(arrays, {k: (v, "finite") for k, v in shapes.items()}, sizes)
-        model.layers_ = Layers.restore(arrays, len(widths) - 1, activation)
-        model.classifier_ = None
-        return model
+        saved_checks.check_same("activation", activation, self._activation())
+        widths = [sizes["d"], *self._hidden_widths(), 1]
+        saved_checks.check_arrays(arrays, _layer_shapes(widths), sizes)
+        self.layers_ = Layers.restore(arrays, len(widths) - 1, activation)
+        self.classifier_ = None
 
     def _hidden_widths(self) -> list[int]:
         """Units between inputs and output, as the settings say."""
@@ -515,12 +300,13 @@ class PseudoLabelMIL(BagClassifier):
         return getattr(self.classifier, "activation", Layers.activation)
 
 
-def _layer_shapes(widths: Sequence[int]) -> dict[str, saved_checks.Shape]:
+def _layer_shapes(widths: Sequence[int]) -> saved_checks.Expected:
     """The arrays of layers from the first width to the last."""
-    shapes: dict[str, saved_checks.Shape] = {}
+    found: saved_checks.Expected = {}
     for k, (n_in, n_out) in enumerate(pairwise(widths)):
-        shapes |= {f"layer{k}.weight": (n_in, n_out), f"layer{k}.bias": (n_out,)}
-    return shapes
+        found[f"layer{k}.weight"] = saved_checks.Array((n_in, n_out), "finite")
+        found[f"layer{k}.bias"] = saved_checks.Array((n_out,), "finite")
+    return found
 
 
 def _described(classifier: Any) -> dict[str, Any]:
@@ -565,18 +351,3 @@ def _largest(
     values: Float[np.ndarray, " N"], offsets: Int[np.ndarray, " bags_and_one"]
 ) -> Float[np.ndarray, " B"]:
     return np.maximum.reduceat(values, offsets[:-1]) if len(offsets) > 1 else np.empty(0)
-
-
-def _takes_weights(classifier: Any) -> bool:
-    return has_fit_parameter(classifier, "sample_weight")
-
-
-def _unweighted(classifier: Any) -> bool:
-    return classifier.get_params().get("class_weight") is None
-
-
-def _seeded(classifier: Any, seed: int) -> Any:
-    """With `seed` wherever a random_state was left open."""
-    params = classifier.get_params(deep=True)
-    is_open = [k for k in params if k.split("__")[-1] == "random_state" and params[k] is None]
-    return classifier.set_params(**dict.fromkeys(is_open, seed))

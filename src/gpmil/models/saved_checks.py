@@ -6,21 +6,19 @@ checked before a model is made of them. A symbol in a shape stands for the size 
 met with: M inducing points, D features, d inputs of the kernel or of the network after PCA.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpmil.coupling.operator import check_strength
-from gpmil.decide.calibration import SlideCalibrator
 from gpmil.files.persistence import ARRAYS, CARD
-from gpmil.models.checks import count, flag, is_number, number, one_of
+from gpmil.models.checks import count, is_number, number, one_of
 from gpmil.process.kernels import KERNELS
 
 Shape = tuple[str | int, ...]
 Symbols = dict[str, int]  # the sizes met so far
-Expected = Mapping[str, tuple[Shape, str]]
 Check = Callable[[str, Any], None]
 Arrays = Mapping[str, np.ndarray]
 
@@ -79,56 +77,28 @@ def _orthonormal(a: np.ndarray) -> bool:
     return bool(np.allclose(a @ a.T, np.eye(len(a)), atol=1e-6))
 
 
-# --- The arrays of every model --------------------------------------------------------------------
+# --- Arrays ---------------------------------------------------------------------------------------
+class Array(NamedTuple):
+    """What an array that a model keeps must be."""
+
+    shape: Shape
+    kind: str  # of KINDS
+    optional: bool = False
+
+
+Expected = dict[str, Array]
 FEATURES: Expected = {
-    "classes_": ((2,), "classes"),
-    "feature_mean_": (("D",), "finite"),
-    "feature_components_": (("d", "D"), "orthonormal"),
-    "feature_scale_": (("scales",), "positive"),
-}
-SPARSE_GP: Expected = {
-    "inducing_points_": (("M", "D"), "finite"),
-    "posterior_mean_": (("M",), "finite"),
-    "posterior_covariance_": (("M", "M"), "covariance"),
-    "whitened_mean_": (("M",), "finite"),
-    "whitened_precision_": (("M", "M"), "precision"),
-    "elbo_trace_": (("sweeps",), "trace"),
-    "evidence_trace_": (("steps",), "trace"),
-    "relevance_": (("d",), "positive"),
-    "kernel_values": (("M",), "finite"),
-}
-OPTIONAL = ("feature_components_", "evidence_trace_", "relevance_", "kernel_values")
-CROSS_FIT: Expected = {
-    "cross_fit.labels": (("B",), "zero_one"),
-    "cross_fit.groups": (("B",), "whole"),
-    "cross_fit.fold": (("B",), "whole"),
-    "cross_fit.fingerprints": (("B",), "whole"),
-    "cross_fit.log_odds": (("B",), "finite"),
-    "reference.scores": (("n",), "finite"),
-    "reference.offsets": (("folds + 1",), "whole"),
-    "reference.bag": (("n",), "whole"),
-}
-NETWORK: dict[str, Shape] = {
-    "embed.weight": ("hidden_dim", "d"),
-    "embed.bias": ("hidden_dim",),
-    "classify.weight": (1, "hidden_dim"),
-    "classify.bias": (1,),
-}
-ATTENTION: dict[str, Shape] = {
-    "attend.weight": ("attention_dim", "hidden_dim"),
-    "attend.bias": ("attention_dim",),
-    "score.weight": (1, "attention_dim"),
-}
-GATE: dict[str, Shape] = {
-    "gate.weight": ("attention_dim", "hidden_dim"),
-    "gate.bias": ("attention_dim",),
+    "classes_": Array((2,), "classes"),
+    "feature_mean_": Array(("D",), "finite"),
+    "feature_components_": Array(("d", "D"), "orthonormal", optional=True),
+    "feature_scale_": Array(("scales",), "positive"),
 }
 
 
 def check_arrays(arrays: Arrays, expected: Expected, sizes: Symbols) -> None:
     """Insist on every array, its shape and its kind; new symbols are added to `sizes`."""
-    for name, (shape, kind) in expected.items():
-        if name not in arrays and name in OPTIONAL:
+    for name, (shape, kind, optional) in expected.items():
+        if name not in arrays and optional:
             continue
         array = entry(arrays, name, ARRAYS)
         _check_shape(name, array.shape, shape, sizes)
@@ -174,7 +144,7 @@ def mapping(part: Mapping[str, Any], name: str) -> dict[str, Any]:
     """An entry that has names in it."""
     found = entry(part, name)
     if not isinstance(found, dict):
-        raise Damaged(f"{CARD}: {name}: expected names with values, found {_type(found)}")
+        raise Damaged(f"{CARD}: {name}: expected names with values, found {type_shown(found)}")
     return found
 
 
@@ -182,7 +152,7 @@ def listing(part: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     """An entry that is a list of parts with names in them."""
     found = entry(part, name)
     if not isinstance(found, list) or not all(isinstance(f, dict) for f in found):
-        raise Damaged(f"{CARD}: {name}: expected a list of parts, found {_type(found)}")
+        raise Damaged(f"{CARD}: {name}: expected a list of parts, found {type_shown(found)}")
     return found
 
 
@@ -190,11 +160,12 @@ def text_or_none(part: Mapping[str, Any], name: str) -> str | None:
     """An entry that is a word, or null."""
     found = entry(part, name)
     if found is not None and not isinstance(found, str):
-        raise Damaged(f"{CARD}: {name}: expected a word or null, found {_type(found)}")
+        raise Damaged(f"{CARD}: {name}: expected a word or null, found {type_shown(found)}")
     return found
 
 
-def _type(value: Any) -> str:
+def type_shown(value: Any) -> str:
+    """A value that was not expected, with its type."""
     return f"{value!r:.40} ({type(value).__name__})"
 
 
@@ -212,7 +183,7 @@ def as_damage(part: str, check: Callable[[], None]) -> None:
         raise Damaged(f"{CARD}: {part}: {str(error).rstrip('.')}") from error
 
 
-def check_known(part: str, given: Mapping[str, Any], known: Mapping[str, Any], of: str) -> None:
+def check_known(part: str, given: Iterable[str], known: Iterable[str], of: str) -> None:
     """Refuse settings that nobody knows here."""
     unknown = sorted(set(given) - set(known))
     if unknown:
@@ -239,10 +210,15 @@ def parts(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a list of parts, got {value!r:.40}.")
 
 
-def cohort(name: str, value: Any) -> None:
-    """What a model remembers of the cohort it was fitted on."""
+def part(name: str, value: Any) -> None:
+    """A part with names."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a part with names, got {value!r:.40}.")
+
+
+def cohort(name: str, value: Any) -> None:
+    """What a model remembers of the cohort it was fitted on."""
+    part(name, value)
     for key in ("bags", "positive", "instances", "features", "edges"):
         if key in value:
             count(f"{name} {key}", value[key], least=0)
@@ -261,12 +237,6 @@ def trials(name: str, value: Any) -> None:
                 raise ValueError(f"{name} {key} must be a number, got {trial.get(key)!r:.40}.")
 
 
-def architecture(name: str, value: Any) -> None:
-    """The arguments of a network; compared with the settings elsewhere."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} must be a part with names, got {value!r:.40}.")
-
-
 def strength(name: str, value: Any) -> None:
     """How strongly neighbours are coupled, or smoothed."""
     number(name, value, least=0)
@@ -276,42 +246,18 @@ def strength(name: str, value: Any) -> None:
         raise ValueError(f"{name}: {error}") from error
 
 
-_positive: Check = partial(number, above=0)
-_counted: Check = partial(count, least=0)
-_from_one: Check = partial(count, least=1)
+positive: Check = partial(number, above=0)
+from_zero: Check = partial(count, least=0)
+from_one: Check = partial(count, least=1)
 
-COMMON: dict[str, Check] = {"n_features_in_": _from_one, "cohort_": cohort}
-GP_NUMBERS: dict[str, Check] = COMMON | {
-    "variance_": or_none(_positive),
-    "lengthscale_": or_none(_positive),
-    "mean_": number,
-    "n_iter_": _counted,
-    "converged_": flag,
-    "residual_": residual,
-}
-COUPLED_NUMBERS: dict[str, Check] = {
-    "coupling_": strength,
-    "loo_log_likelihood_": or_none(number),
-    "tuning_trace_": or_none(trials),
-}
-NETWORK_NUMBERS: dict[str, Check] = COMMON | {
-    "architecture_": architecture,
-    "n_epochs_": _from_one,
-    "best_epoch_": _counted,
-    "converged_": or_none(flag),
-    "history_": parts,
-}
-SMOOTHING: dict[str, Check] = {"smooth_": strength}
-ROUNDS: dict[str, Check] = COMMON | {
-    "n_rounds_": _from_one,
-    "converged_": flag,
-    "history_": parts,
-}
+COHORT: dict[str, Check] = {"n_features_in_": from_one, "cohort_": cohort}
 
 
 # --- What belongs together ------------------------------------------------------------------------
-def check_features(arrays: Arrays, fitted: Mapping[str, Any], n_components: int | None) -> Symbols:
-    """The way from features to inputs; the sizes D and d it binds."""
+def check_fitted(
+    arrays: Arrays, expected: Expected, fitted: Mapping[str, Any], n_components: int | None
+) -> Symbols:
+    """The arrays of a model, the way from features to inputs among them; the sizes they bind."""
     sizes: Symbols = {"D": fitted["n_features_in_"]}
     sizes["d"] = sizes["D"] if n_components is None else n_components
     if (n_components is None) == ("feature_components_" in arrays):
@@ -319,7 +265,7 @@ def check_features(arrays: Arrays, fitted: Mapping[str, Any], n_components: int 
             f"{ARRAYS}: feature_components_: expected with n_components and not without it, and "
             f"{CARD} has n_components {n_components}"
         )
-    check_arrays(arrays, FEATURES, sizes)
+    check_arrays(arrays, expected, sizes)
     if sizes["scales"] != sizes["d"] and (n_components is None or sizes["scales"] != 1):
         raise Damaged(
             f"{ARRAYS}: feature_scale_: expected {sizes['d']} numbers, found {sizes['scales']}"
@@ -330,60 +276,12 @@ def check_features(arrays: Arrays, fitted: Mapping[str, Any], n_components: int 
     return sizes
 
 
-def check_cross_fit(arrays: Arrays, n_folds: int, n_features: list[int]) -> None:
-    """Labels, folds and scores of the bags that calibrate a model."""
-    check_arrays(arrays, CROSS_FIT, {"folds + 1": n_folds + 1})
-    fold, offsets = arrays["cross_fit.fold"], arrays["reference.offsets"]
-    if not np.array_equal(np.unique(fold), np.arange(n_folds)):
-        raise Damaged(f"{ARRAYS}: cross_fit.fold: expected the folds 0 to {n_folds - 1}, all used")
-    n = len(arrays["reference.scores"])
-    if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) <= 0).any():
-        raise Damaged(f"{ARRAYS}: reference.offsets: expected rising numbers from 0 to {n}")
-    falls = np.diff(arrays["reference.scores"]) < 0
-    falls[offsets[1:-1] - 1] = False  # from one fold to the next
-    if falls.any():
-        raise Damaged(f"{ARRAYS}: reference.scores: expected ascending numbers in every fold")
-    if len(set(n_features)) > 1:
-        raise Damaged(f"{CARD}: folds: expected one number of features, found {n_features}")
-
-
-def calibrator(card: Any) -> SlideCalibrator | None:
-    """From its part of the card."""
-    if card is None:
-        return None
-    if not isinstance(card, dict):
-        raise Damaged(f"{CARD}: calibrator: expected names with values, found {_type(card)}")
-    check_known("calibrator", card, vars(SlideCalibrator()), "a calibrator")
-    for name in vars(SlideCalibrator()):
-        entry(card, name, f"{CARD}: calibrator")
-    as_damage("calibrator", partial(_check_calibrator, card))
-    return SlideCalibrator.from_dict(card)
-
-
-def _check_calibrator(card: dict[str, Any]) -> None:
-    one_of("method", card["method"], ("sigmoid", "isotonic"))
-    number("slope", card["slope"], least=0)
-    number("intercept", card["intercept"])
-    for name in ("knots", "values"):
-        if not isinstance(card[name], list):
-            raise ValueError(f"{name} must be a list of numbers, got {card[name]!r:.40}.")
-        for value in card[name]:
-            number(name, value)
-    if len(card["knots"]) != len(card["values"]):
-        raise ValueError("knots and values must be equally many.")
-    if card["method"] == "isotonic" and not card["knots"]:
-        raise ValueError("knots must not be empty.")
-    rises = all((np.diff(card[name]) >= 0).all() for name in ("knots", "values"))
-    if not rises or not all(0 <= v <= 1 for v in card["values"]):
-        raise ValueError("knots and values must not fall, and values lie between 0 and 1.")
-
-
 def check_weights(weights: Arrays, shapes: dict[str, Shape], kind: str, sizes: Symbols) -> None:
     """The weights of a network, all of them and no others."""
     others = sorted(set(weights) - set(shapes))
     if others:
         raise Damaged(f"{ARRAYS}: weights.{others[0]:.60}: no weight of the network in {CARD}")
-    expected = {f"weights.{name}": (shape, kind) for name, shape in shapes.items()}
+    expected = {f"weights.{name}": Array(shape, kind) for name, shape in shapes.items()}
     check_arrays({f"weights.{name}": w for name, w in weights.items()}, expected, sizes)
 
 

@@ -4,25 +4,39 @@ Features become kernel inputs (features.py), inducing points are placed among th
 and q(u) is kept whitened (sparse_gp.py). The likelihood is the model's own.
 """
 
+import copy
+import logging
+import math
 from numbers import Integral
 from typing import Any, TypeVar
 
 import gpytorch
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from gpmil.models.base import BagClassifier
-from gpmil.models.checks import check_inducing, check_lengths, generator
+from gpmil.distributed import Cohort, Facts, WholeCohort
+from gpmil.models.checks import (
+    check_inducing,
+    check_lengths,
+    count,
+    flag,
+    generator,
+    is_word,
+    one_of,
+)
+from gpmil.models.saved import SavedModel
 from gpmil.process.features import FeatureMap, Rows
-from gpmil.process.inducing import kmeans_by_class
 from gpmil.process.kernels import Kernel
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP
 
+logger = logging.getLogger("gpmil")
 Model = TypeVar("Model", bound="SparseGPModel")
+TrainingCohort = WholeCohort | Cohort  # here, or in partitions elsewhere
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
-class SparseGPModel(BagClassifier):
+class SparseGPModel(SavedModel):
     """The Gaussian process of a model, fitted or about to be."""
 
     kernel_: str | gpytorch.kernels.Kernel
@@ -35,14 +49,18 @@ class SparseGPModel(BagClassifier):
     whitened_mean_: np.ndarray
     whitened_precision_: np.ndarray
     relevance_: np.ndarray | None  # weights of the columns, where each has its length
+    kernel: Any
+    variance: Any
     lengthscale: Any
+    mean: Any
     n_inducing: Any
+    max_iter: Any
     inducing: Any
     random_state: Any
     device: Any
 
     def fit(self: Model, bags, y=None) -> Model:
-        """Fit q(u) to labelled bags; y (0/1, one a bag) wins over `bags.labels`."""
+        """Fit q(u) to labelled bags; y (0/1, one per bag) wins over `bags.labels`."""
         with torch.no_grad():
             return super().fit(bags, y)
 
@@ -64,14 +82,54 @@ class SparseGPModel(BagClassifier):
         self.relevance_ = weights
         self.feature_scale_ = self.feature_scale_ / weights
 
+    def _place(
+        self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
+    ) -> None:
+        """The way from features to kernel inputs, and inducing points among them."""
+        cohort.take_labels(labels)
+        self._map_features(cohort)
+        self.inducing_points_ = self._place_inducing(cohort, labels, device)
+
+    def _map_features(self, cohort: TrainingCohort) -> None:
+        wanted = None if self.n_components is None else int(self.n_components)
+        self._keep_feature_map(cohort.feature_map(wanted, bool(self.standardize)))
+
     def _place_inducing(
-        self, rows: Rows, positive_row: np.ndarray, device: torch.device
+        self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
     ) -> Float[np.ndarray, "M D"]:
         if not isinstance(self.inducing, str):
-            return check_inducing(self.inducing, rows.shape[1])
-        return kmeans_by_class(
-            rows, positive_row, self._feature_map(), int(self.n_inducing), self._seed(), device
-        )
+            return check_inducing(self.inducing, self.n_features_in_)
+        n_inducing, seed = int(self.n_inducing), self._seed()
+        return cohort.kmeans_by_class(labels, self._feature_map(), n_inducing, seed, device)
+
+    def _set_kernel_numbers(self) -> None:
+        """The settings as numbers; a word is a first guess, until what it stands for is learned."""
+        self.kernel_ = "rbf" if is_word(self.kernel, "auto") else copy.deepcopy(self.kernel)
+        self.variance_ = 1.0 if isinstance(self.variance, str) else float(self.variance)
+        if isinstance(self.lengthscale, str):
+            self.lengthscale_ = math.sqrt(self._n_inputs())
+        elif np.ndim(self.lengthscale) == 1:
+            self.lengthscale_ = float(np.exp(np.log(self.lengthscale).mean()))
+        else:
+            self.lengthscale_ = float(self.lengthscale)
+        if isinstance(self.kernel, gpytorch.kernels.Kernel):
+            self.variance_ = self.lengthscale_ = None
+        self.mean_ = 0.0 if isinstance(self.mean, str) else float(self.mean)
+
+    def _check_common_settings(self) -> None:
+        generator(self.random_state)
+        if isinstance(self.inducing, str):
+            one_of("inducing", self.inducing, ("kmeans",))
+        count("n_inducing", self.n_inducing, least=2)
+        count("max_iter", self.max_iter, least=1)
+        for name in ("standardize", "verbose"):
+            flag(name, getattr(self, name))
+        if self.n_components is not None:
+            count("n_components", self.n_components, least=1)
+        if not isinstance(self.kernel, str | gpytorch.kernels.Kernel):
+            raise ValueError(
+                f"kernel must be a name or a gpytorch kernel, got {type(self.kernel).__name__}."
+            )
 
     def _seed(self) -> int:
         if isinstance(self.random_state, Integral):
@@ -81,13 +139,20 @@ class SparseGPModel(BagClassifier):
     def _n_inputs(self) -> int:
         return len(self.feature_scale_) if self.n_components is None else int(self.n_components)
 
+    def _prior(self, facts: Facts, device: torch.device) -> SparseGP:
+        """The Gaussian process at the settings found; says what is about to be fitted."""
+        gp = self._gp(device)
+        counts = len(facts), facts.n_instances, len(gp.L)
+        logger.info("fit: %d bags, %d instances, %d inducing points", *counts)
+        return gp
+
     def _check_kernel(self, device: torch.device) -> None:
         try:
             self._gp(device)
         except RuntimeError as error:
             raise ValueError(
                 f"the kernel cannot be evaluated on inputs of {len(self.feature_scale_)} columns: "
-                f"{error}. A kernel object with one length a column must have as many."
+                f"{error}. A kernel object with one length per column must have as many."
             ) from error
 
     def _inputs(self, x: Rows, device: torch.device) -> torch.Tensor:

@@ -1,45 +1,28 @@
 """VGPMIL, the logistic Gaussian-process MIL model of Haussmann et al. (2017)."""
 
-import copy
 import logging
-import math
 
-import gpytorch
 import numpy as np
 import torch
 from jaxtyping import Float
 from sklearn.exceptions import ConvergenceWarning
 
 from gpmil.data.bags import Bags
+from gpmil.distributed import WholeCohort
 from gpmil.inference import logistic
-from gpmil.models.base import (
-    InstancePredictions,
-    Predictions,
-    both_classes,
-    cohort_card,
-    resolve_device,
-    training_labels,
-)
-from gpmil.models.checks import (
-    count,
-    flag,
-    generator,
-    number,
-    one_of,
-    require_numbers,
-    word_or_number,
-)
-from gpmil.models.saved import Saved
+from gpmil.models.base import InstancePredictions, resolve_device
+from gpmil.models.checks import generator, number, one_of, require_numbers, word_or_number
+from gpmil.models.saved_gp import SavedGP
+from gpmil.models.sparse import DTYPES
 from gpmil.process.features import ROWS
 from gpmil.process.kernels import KERNELS
 from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
 BAG_RULES = ("noisy_or", "max")
 
 
-class VGPMIL(Saved):
+class VGPMIL(SavedGP):
     """Logistic Gaussian-process MIL with Jaakkola's bound (Haussmann et al. 2017).
 
     Parameters
@@ -119,18 +102,13 @@ class VGPMIL(Saved):
 
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
-        labels, self.classes_ = training_labels(bags, y)
         device = resolve_device(self.device)
-        self.n_features_in_ = bags.n_features
-        self.cohort_ = cohort_card(bags, labels)
-        self._fit_feature_map(bags.features)
-        positive_row = (labels == 1)[bags.bag_index]
-        self.inducing_points_ = self._place_inducing(bags.features, positive_row, device)
+        cohort = WholeCohort(bags, device)
+        labels = self._remember_cohort(bags, y)
+        self._place(cohort, labels, device)
         self._set_kernel_numbers()
         self._check_kernel(device)
-        gp = self._gp(device)
-        counts = len(bags), bags.n_instances, len(gp.L)
-        logger.info("fit: %d bags, %d instances, %d inducing points", *counts)
+        gp = self._prior(cohort.whole, device)
         problem = logistic.prepare(
             gp,
             lambda rows: self._inputs(bags.features[rows], device),
@@ -162,41 +140,19 @@ class VGPMIL(Saved):
                 ConvergenceWarning,
             )
 
-    def _set_kernel_numbers(self) -> None:
-        own = isinstance(self.kernel, gpytorch.kernels.Kernel)
-        self.kernel_ = copy.deepcopy(self.kernel)
-        lengths = np.asarray(
-            math.sqrt(self._n_inputs()) if isinstance(self.lengthscale, str) else self.lengthscale
-        )
-        self.variance_ = None if own else float(self.variance)
-        self.lengthscale_ = None if own else float(np.exp(np.log(lengths).mean()))
-        self.mean_ = float(self.mean)
-
     def _check_settings(self) -> None:
-        generator(self.random_state)
+        self._check_common_settings()
         one_of("dtype", self.dtype, tuple(DTYPES))
         one_of("expected_max", self.expected_max, logistic.EXPECTED_MAX)
         one_of("bag", self.bag, BAG_RULES)
-        if isinstance(self.inducing, str):
-            one_of("inducing", self.inducing, ("kmeans",))
         if np.ndim(self.lengthscale) != 1:
             word_or_number("lengthscale", self.lengthscale, ("sqrt_dim",), above=0)
         number("variance", self.variance, above=0)
         number("mean", self.mean)
         number("H", self.H, above=1)
         number("tol", self.tol, least=0)
-        count("n_inducing", self.n_inducing, least=2)
-        count("max_iter", self.max_iter, least=1)
-        for name in ("standardize", "verbose"):
-            flag(name, getattr(self, name))
-        if self.n_components is not None:
-            count("n_components", self.n_components, least=1)
         if isinstance(self.kernel, str):
             one_of("kernel", self.kernel, tuple(KERNELS))
-        elif not isinstance(self.kernel, gpytorch.kernels.Kernel):
-            raise ValueError(
-                f"kernel must be a name or a gpytorch kernel, got {type(self.kernel).__name__}."
-            )
 
     # --- Predict ------------------------------------------------------------------------------
 
@@ -206,14 +162,14 @@ class VGPMIL(Saved):
 
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(y_b = 0) by the rule `bag`, instances independent; its error is nil."""
-        log_p = self._bags(self.predict_instances(bags))
-        return log_p, np.zeros(len(log_p))
+        return self._bags_and_instances(bags)[:2]
 
-    def predict_all(self, bags) -> Predictions:
-        """Bags and instances from one pass."""
+    def _bags_and_instances(
+        self, bags
+    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"], InstancePredictions]:
         instances = self.predict_instances(bags)
         log_p = self._bags(instances)
-        return Predictions(log_p, np.zeros(len(log_p)), both_classes(log_p), instances)
+        return log_p, np.zeros(len(log_p)), instances
 
     def _instances(self, bags: Bags) -> InstancePredictions:
         device = resolve_device(self.device)
@@ -226,7 +182,7 @@ class VGPMIL(Saved):
                 x = self._inputs(bags.features[rows], device)
                 found = predictor.unsmoothed(x)
                 # f* ~ N(c + W w, K - W W' + W R^-1 W') (eq. f_star), its diagonal
-                own = logistic.prior_variance(predictor.gp, x)
+                own = predictor.gp.kernel.diagonal(x)
                 variance = (own - found[:, 1:].square().sum(1)).clamp(min=0)
                 mean[rows] = (predictor.c + found[:, 0]).cpu().numpy()
                 std[rows] = variance.sqrt().cpu().numpy()

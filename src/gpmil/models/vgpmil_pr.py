@@ -6,57 +6,37 @@ the Gaussian process at M inducing points; predictions follow from it in closed 
 
 import copy
 import logging
-import math
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpytorch
 import numpy as np
 import torch
-from jaxtyping import Float
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from gpmil import distributed
-from gpmil.coupling.operator import check_strength, dense_parts
+from gpmil.coupling.operator import check_strength
 from gpmil.data.bags import Bags
 from gpmil.distributed import Facts
-from gpmil.inference import evidence, leave_out, tuning
+from gpmil.inference import evidence
 from gpmil.inference import solvers as inference
-from gpmil.inference.pieces import STORES
-from gpmil.models import learning
-from gpmil.models.base import (
-    cohort_card,
-    progress_shown,
-    resolve_device,
-    training_labels,
-)
-from gpmil.models.checks import (
-    check_inducing,
-    count,
-    flag,
-    generator,
-    number,
-    one_of,
-    word_or_number,
-)
-from gpmil.models.cross_fit import CrossFit, planned_folds, suspicion
-from gpmil.models.fitted import FittedGP
+from gpmil.inference.pieces import LIKELIHOODS
+from gpmil.inference.stores import STORES
+from gpmil.models.base import progress_shown, resolve_device
+from gpmil.models.checks import count, flag, generator, is_word, number, one_of, word_or_number
+from gpmil.models.cross_fit import CrossFit, planned_folds
+from gpmil.models.learning import TunedGP, is_small
+from gpmil.models.sparse import DTYPES, TrainingCohort
 from gpmil.process import features
-from gpmil.process.kernels import Kernel
 from gpmil.process.sparse_gp import Posterior, SparseGP
 from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
 
-CPU = torch.device("cpu")
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
-LARGE_H = 1e9  # bytes of H in float64 from which "auto" stores float32
-MOST_LENGTHS = 256
 SOLVERS = ("direct", "newton", "sweeps")
 
 
-class VGPMILPR(FittedGP):
+class VGPMILPR(TunedGP):
     """Probit Gaussian-process MIL without coupling (Wang et al.; eqs. mgf, ygm).
 
     Parameters
@@ -68,7 +48,7 @@ class VGPMILPR(FittedGP):
         Kernel variance, length scale and the constant prior mean c, in the space of standardised
         features. "auto": learned in fit, together, from the labels of the bags, by maximising the
         likelihood of every bag's label under the fit without that bag. `lengthscale="sqrt_dim"`
-        is the square root of the number of features (the paper); "ard" learns one length a column
+        is the square root of the number of features (the paper); "ard" learns one length per column
         after the common one (up to 256 columns, many bags), an array gives them. `mean="balanced"`
         is the one at which a bag of median size is positive with probability one half.
     n_inducing, inducing : int, "kmeans" or (M, D) array
@@ -167,7 +147,7 @@ class VGPMILPR(FittedGP):
     # --- Fit ----------------------------------------------------------------------------------
 
     def fit(self, bags, y=None, *, client=None, group=None):
-        """Fit q(u) to labelled bags; y (0/1, one a bag) wins over `bags.labels`.
+        """Fit q(u) to labelled bags; y (0/1, one per bag) wins over `bags.labels`.
 
         Over several machines, to the same model: with `client`, a `dask.distributed.Client`, bags
         may also be a list of Bags, or of functions that build them on the workers; with `group`, a
@@ -179,7 +159,10 @@ class VGPMILPR(FittedGP):
         fresh = copy.copy(self)
 
         def work(cluster: distributed.Cluster, y: Any) -> dict[str, Any]:
-            fresh._fit_apart(cluster, y)
+            fresh._check_settings()
+            fresh._check_apart()
+            cohort, device = distributed.Cohort.meet(cluster), resolve_device(fresh.device)
+            fresh._fit_to(cohort, y, device)
             return {name: value for name, value in vars(fresh).items() if name.endswith("_")}
 
         with torch.no_grad(), progress_shown(bool(self.verbose)):
@@ -189,47 +172,30 @@ class VGPMILPR(FittedGP):
 
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
-        labels, self.classes_ = training_labels(bags, y)
         device = resolve_device(self.device)
-        fold = self._planned_folds(bags, labels)  # what is impossible is said before the work
-        self.n_features_in_ = bags.n_features
-        self.cohort_ = cohort_card(bags, labels)
-        facts = Facts.of(bags)
+        self._fit_to(distributed.WholeCohort(bags, device), y, device)
+
+    def _fit_to(self, cohort: TrainingCohort, y, device: torch.device) -> None:
+        """The steps of a fit: to bags here, or on sums over partitions of them elsewhere."""
+        facts, bags = cohort.whole, cohort.bags
+        labels = self._remember_cohort(facts, facts.y if y is None else y)
+        # what is impossible is said before the work
+        fold = None if bags is None else self._planned_folds(bags, labels)
         self.coupling_ = self._coupling_strength(facts)
-        rows = features.on_device(bags.features, device)
-        self._fit_feature_map(rows)
-        positive_row = (labels == 1)[bags.bag_index]
-        self.inducing_points_ = self._place_inducing(rows, positive_row, device)
-        self._settings_for(facts, labels, lambda chosen: bags[chosen], device)
-        self.evidence_trace_ = None
-        if self.optimize:
+        self._place(cohort, labels, device)
+        self._find_settings(cohort, labels, device)
+        self.evidence_trace_, self.cross_fit_ = None, None
+        if bags is not None and self.optimize:
             self._climb_evidence(bags, labels, device)
 
-        gp = self._gp(device)
-        counts = len(bags), bags.n_instances, len(gp.L)
-        logger.info("fit: %d bags, %d instances, %d inducing points", *counts)
-        problem = self._problem(gp, bags, labels, rows)
+        gp = self._prior(facts, device)
+        problem = self._problem(gp, cohort)
         q = self._settle(gp, problem)
-        if self.tuning_trace_ is not None and learning.is_small(bags):
-            left_out = self._leave_out(gp, problem, q, bags, labels)
+        if self.tuning_trace_ is not None and is_small(facts.sizes):
+            left_out = cohort.leave_one_bag_out(problem, q.w, self.solver == "direct")
             self.loo_log_likelihood_ = float(left_out.mean())
-        self.cross_fit_ = None
-        if fold is not None:
+        if bags is not None and fold is not None:
             self.cross_fit_ = CrossFit.fit(self, bags, labels, fold, bool(self.calibrated))
-
-    def _settings_for(
-        self,
-        facts: Facts,
-        labels: np.ndarray,
-        take: Callable[[np.ndarray], Bags],
-        device: torch.device,
-    ) -> None:
-        """Every setting as a number; `take` gives the bags that some are learned from."""
-        self._set_kernel_numbers(facts)
-        self._check_kernel(device)
-        self.tuning_trace_, self.loo_log_likelihood_ = None, None
-        if self._learned_names():
-            self._learn(facts, labels, take, device)
 
     def _settle(self, gp: SparseGP, problem: inference.Problem) -> Posterior:
         """Solve, and keep what was found."""
@@ -240,44 +206,6 @@ class VGPMILPR(FittedGP):
         self.n_iter_, self.converged_, self.residual_, trace = solution[1:]
         self.elbo_trace_ = np.array(trace) + problem.constant
         return q
-
-    def _fit_apart(self, cluster: distributed.Cluster, y) -> None:
-        """`_fit` over partitions: the same steps, on sums that come from them."""
-        self._check_settings()
-        self._check_apart()
-        cohort = distributed.Cohort.meet(cluster)
-        facts = cohort.whole
-        labels, self.classes_ = training_labels(facts, facts.y if y is None else y)
-        device = resolve_device(self.device)
-        self.n_features_in_ = facts.n_features
-        self.cohort_ = cohort_card(facts, labels)
-        self.coupling_ = self._coupling_strength(facts)
-        cohort.take_labels(labels)
-        wanted = None if self.n_components is None else int(self.n_components)
-        self._keep_feature_map(cohort.feature_map(wanted, bool(self.standardize)))
-        if isinstance(self.inducing, str):
-            self.inducing_points_ = cohort.kmeans_by_class(
-                labels, self._feature_map(), int(self.n_inducing), self._seed(), device
-            )
-        else:
-            self.inducing_points_ = check_inducing(self.inducing, facts.n_features)
-        self._settings_for(facts, labels, cohort.some_bags, device)
-        self.evidence_trace_, self.cross_fit_ = None, None
-
-        gp = self._gp(device)
-        counts = len(facts), facts.n_instances, len(gp.L)
-        logger.info("fit: %d bags, %d instances, %d inducing points", *counts)
-        plan = distributed.Plan(
-            self._feature_map(), self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0,
-            gp.inducing.cpu(), gp.L.cpu(), self.coupling_, self._storage_dtype(*counts[1:]),
-            self.moments == "coupled", self.store,
-        )  # fmt: skip
-        problem = cohort.problem(plan, self.mean_, device)
-        q = self._settle(gp, problem)
-        few = len(facts) <= learning.MOST_BAGS and facts.sizes.max() <= learning.MOST_INSTANCES
-        if self.tuning_trace_ is not None and few:
-            left_out = cohort.leave_one_bag_out(problem, q.w, self.solver == "direct")
-            self.loo_log_likelihood_ = float(left_out.mean())
 
     def _check_apart(self) -> None:
         used = [name for name in ("calibrated", "flags", "optimize") if getattr(self, name)]
@@ -310,185 +238,6 @@ class VGPMILPR(FittedGP):
             fixed["coupling"] = self.coupling_
         return clone(self).set_params(**fixed)
 
-    def _problem(
-        self, gp: SparseGP, bags: Bags, labels: np.ndarray, rows: features.Rows | None = None
-    ) -> inference.Problem:
-        stored = bags.features if rows is None else rows
-        return inference.prepare(
-            gp,
-            lambda which: self._inputs(features.take(stored, which), gp.L.device),
-            bags.adjacency,
-            bags.offsets,
-            labels == 1,
-            self.coupling_,
-            self.mean_,
-            self._storage_dtype(bags.n_instances, len(gp.L)),
-            coupled=self.moments == "coupled",
-            store=self.store,
-        )
-
-    def _storage_dtype(self, N: int, M: int) -> torch.dtype:
-        if self.dtype != "auto":
-            return DTYPES[self.dtype]
-        if 8 * N * M <= LARGE_H:
-            return torch.float64
-        logger.info("H is stored in float32, %.1f GB (dtype='float64' to double it)", 4e-9 * N * M)
-        return torch.float32
-
-    # --- Learn the settings -------------------------------------------------------------------
-
-    def _learned_names(self) -> list[str]:
-        """The settings that are "auto" and apply."""
-        own_kernel = isinstance(self.kernel, gpytorch.kernels.Kernel)
-        names = [n for n in ("mean", "coupling") if _is(getattr(self, n, 0.0), "auto")]
-        if not own_kernel:
-            names += ["variance"] if _is(self.variance, "auto") else []
-            names += ["lengthscale"] if _is(self.lengthscale, "auto", "ard") else []
-        if "coupling" in names and self.coupling_ == 0:
-            names.remove("coupling")  # no edges
-        return [*names, "kernel"] if _is(self.kernel, "auto") else names
-
-    def _learn(
-        self,
-        facts: Facts,
-        labels: np.ndarray,
-        take: Callable[[np.ndarray], Bags],
-        device: torch.device,
-    ) -> None:
-        """Replace what is "auto" by what the leave-one-bag-out likelihood prefers."""
-        if (np.bincount(labels, minlength=2) < 2).any():
-            raise ValueError(
-                f"learning the settings needs two bags of each class, found "
-                f"{int((labels == 0).sum())} negative and {int(labels.sum())} positive: leaving "
-                "one out would leave none. Give variance, lengthscale, mean and coupling as "
-                "numbers, see gpmil.paper_settings()."
-            )
-        chosen = learning.subsample(labels, self._seed())
-        names, budget = self._learned_names(), int(self.tuning_budget)
-        ard = "lengthscale" in names and _is(self.lengthscale, "ard")
-        if ard and self._n_inputs() > MOST_LENGTHS:
-            raise ValueError(
-                f"lengthscale='ard' learns one length a column, for up to {MOST_LENGTHS} columns; "
-                f"found {self._n_inputs()}. Reduce them with n_components=64, say, or use 'auto'."
-            )
-        kernels = learning.AUTO_KERNELS if _is(self.kernel, "auto") else (self.kernel_,)
-        made = self._tuning_cohort(take(chosen), labels[chosen], device)
-        found = learning.learn(made, kernels, self._space(facts, names), budget)
-        self.kernel_ = found.kernel
-        if self.variance_ is not None:
-            self.variance_, self.lengthscale_ = found.settings[:2]
-        self.mean_, self.coupling_ = found.settings[2:]
-        self.loo_log_likelihood_, self.tuning_trace_ = found.score, found.trace
-        if ard:
-            made = made.with_kernel(found.kernel)
-            weights, self.loo_log_likelihood_ = tuning.relevance(made, found.settings, budget)
-            self._weigh_columns(weights)
-        self._warn_of_guessing(labels[chosen])
-        logger.info(
-            "learned from %d bags: variance %.3g, length %.3g, mean %.3g, coupling %.3g; "
-            "leave-one-bag-out log likelihood %.4f a bag",
-            len(chosen), *found.settings, self.loo_log_likelihood_,
-        )  # fmt: skip
-
-    def _tuning_cohort(self, bags: Bags, labels: np.ndarray, device: torch.device) -> tuning.Cohort:
-        rows = learning.thinned_rows(bags, lambda b: self._first_look(b, labels))
-        inducing = self._inputs(self.inducing_points_, device)
-        return learning.cohort(
-            bags, rows, labels == 1, lambda x: self._inputs(x, device), inducing, self.kernel_
-        )
-
-    def _space(self, facts: Facts, names: list[str]) -> tuning.Space:
-        """What is searched, and the numbers that stay."""
-        known = (self.variance_, self.lengthscale_, self.mean_, self.coupling_)
-        fixed = {
-            name: 1.0 if value is None else value  # None: a kernel object has its own
-            for name, value in zip(tuning.NAMES, known, strict=True)
-            if name not in names
-        }
-        level = None
-        if _is(self.mean, "balanced") and "variance" in names:
-            level = learning.balanced_level(facts.sizes)  # the mean follows the variance
-            del fixed["mean"]
-        return tuning.Space(fixed, math.sqrt(self._n_inputs()), level)
-
-    def _warn_of_guessing(self, labels: np.ndarray) -> None:
-        share = labels.mean()
-        guess = float(share * np.log(share) + (1 - share) * np.log1p(-share))
-        if self.loo_log_likelihood_ is not None and self.loo_log_likelihood_ < guess:
-            logger.warning(
-                "the learned model predicts a bag left out no better than the share of positive "
-                "bags does (log likelihood %.3f against %.3f): too few bags, or features that do "
-                "not tell the classes apart.",
-                self.loo_log_likelihood_,
-                guess,
-            )
-
-    def _first_look(self, bags: Bags, labels: np.ndarray) -> Float[np.ndarray, " N"]:
-        """m*/sd of every instance under a fit at the settings that tuning starts from."""
-        variance, length, level, strength = tuning.CENTRE
-        first = copy.copy(self)
-        first.variance, first.lengthscale = variance, length * math.sqrt(self._n_inputs())
-        first.mean = level * math.sqrt(1 + variance)
-        first.coupling, first.kernel = min(self.coupling_, strength), "rbf"
-        first.inducing, first.moments, first.solver = self.inducing_points_, "diagonal", "direct"
-        first.optimize, first.calibrated, first.flags = (), False, False
-        return suspicion(first.fit(bags, labels).predict_instances(bags))
-
-    def leave_one_bag_out(self, bags, y=None) -> Float[np.ndarray, " B"]:
-        """log p(y_b) of every training bag under the fit without it, from this one fit.
-
-        `bags` (and y) are those the model was fitted on. Bag b is taken out by one Newton step of
-        the problem without it; inducing points and settings stay.
-        """
-        bags = self._check_predictable(bags)
-        labels, _ = training_labels(bags, y)
-        device = resolve_device(self.device)
-        with torch.no_grad():
-            gp, q = self._gp(device), self._posterior(device)
-            problem = self._problem(gp, bags, labels)
-            if inference.relative(problem.R - q.R, q.R) > 1e-6:
-                raise ValueError(
-                    "these are not the bags the model was fitted on: leaving one of them out of "
-                    "the fit has no meaning. Pass the training bags."
-                )
-            self._check_same_labels(problem, q.w)
-            return self._leave_out(gp, problem, q, bags, labels)
-
-    def _check_same_labels(self, problem: inference.Problem, w: torch.Tensor) -> None:
-        """R holds no labels; the condition that w fulfils does."""
-        if self.solver == "sweeps" and not self.converged_:
-            return
-        if self.solver == "direct":
-            residual = inference.relative(inference.collapsed_bound(problem, w)[1], w)
-        else:
-            residual = inference.relative(inference.fixed_point(problem, w)[0], problem.R @ w)
-        if residual > max(1e-5, 100 * float(self.residual_)):
-            raise ValueError(
-                "these labels are not those the model was fitted with (its optimum is none for "
-                f"them, residual {residual:.1e}). Pass the labels of the fit."
-            )
-
-    def _leave_out(
-        self,
-        gp: SparseGP,
-        problem: inference.Problem,
-        q: Posterior,
-        bags: Bags,
-        labels: np.ndarray,
-    ) -> Float[np.ndarray, " B"]:
-        device = gp.L.device
-        positive = torch.from_numpy(labels == 1).to(device)
-
-        def batches() -> Iterator[tuple[np.ndarray, leave_out.Bag]]:
-            for part in dense_parts(
-                bags.adjacency, bags.offsets, np.arange(len(bags)), self.coupling_, device
-            ):
-                x = self._inputs(bags.features[part.rows.cpu().numpy()], device)
-                yield part.bags, leave_out.padded_bag(gp, part, x, positive[part.bags])
-
-        found = inference.leave_one_bag_out(problem, batches(), q.w, self.solver == "direct")
-        return found.cpu().numpy()
-
     def _solve(self, problem: inference.Problem) -> inference.Solution:
         max_iter, tol = int(self.max_iter), float(self.tol)
         if self.solver == "direct":
@@ -508,7 +257,7 @@ class VGPMILPR(FittedGP):
             bags.offsets,
             labels == 1,
             self.coupling_,
-            self.moments == "coupled",
+            LIKELIHOODS[self.moments],
             float(self.tol),
         )
         Z = self._inputs(self.inducing_points_, device)
@@ -523,39 +272,13 @@ class VGPMILPR(FittedGP):
     def _coupling_strength(self, facts: Facts) -> float:
         return 0.0
 
-    def _set_kernel_numbers(self, facts: Facts) -> None:
-        """The settings as numbers; "auto" stands at one until it is learned."""
-        self.kernel_ = "rbf" if _is(self.kernel, "auto") else copy.deepcopy(self.kernel)
-        root_dim = math.sqrt(self._n_inputs())
-        self.variance_ = 1.0 if _is(self.variance, "auto") else float(self.variance)
-        if isinstance(self.lengthscale, str):
-            self.lengthscale_ = root_dim  # until it is learned, if it is
-        elif np.ndim(self.lengthscale) == 1:
-            self.lengthscale_ = float(np.exp(np.log(self.lengthscale).mean()))
-        else:
-            self.lengthscale_ = float(self.lengthscale)
-        if isinstance(self.kernel, gpytorch.kernels.Kernel):
-            self.variance_ = self.lengthscale_ = None
-        if _is(self.mean, "balanced"):
-            variance = self._own_variance() if self.variance_ is None else self.variance_
-            self.mean_ = learning.balanced_level(facts.sizes) * math.sqrt(1 + variance)
-        else:
-            self.mean_ = 0.0 if _is(self.mean, "auto") else float(self.mean)
-
-    def _own_variance(self) -> float:
-        """Mean variance of a kernel object at the inducing points."""
-        z = self._inputs(self.inducing_points_, CPU)
-        return float(Kernel(self.kernel_, 1.0, 1.0)(z, z).diagonal().mean())
-
     def _check_settings(self) -> None:
-        generator(self.random_state)
-        one_of("moments", self.moments, ("diagonal", "coupled"))
+        self._check_common_settings()
+        one_of("moments", self.moments, tuple(LIKELIHOODS))
         one_of("solver", self.solver, SOLVERS)
         self._check_optimize()
         one_of("dtype", self.dtype, ("auto", *DTYPES))
         one_of("store", self.store, STORES)
-        if isinstance(self.inducing, str):
-            one_of("inducing", self.inducing, ("kmeans",))
         if np.ndim(self.lengthscale) != 1:
             words = ("auto", "ard", "sqrt_dim")
             word_or_number("lengthscale", self.lengthscale, words, above=0)
@@ -563,17 +286,9 @@ class VGPMILPR(FittedGP):
         word_or_number("mean", self.mean, ("auto", "balanced"))
         count("tuning_budget", self.tuning_budget, least=1)
         number("tol", self.tol, above=0)
-        count("n_inducing", self.n_inducing, least=2)
-        count("max_iter", self.max_iter, least=1)
         count("n_folds", self.n_folds, least=2)
-        for name in ("standardize", "verbose", "calibrated", "flags"):
+        for name in ("calibrated", "flags"):
             flag(name, getattr(self, name))
-        if self.n_components is not None:
-            count("n_components", self.n_components, least=1)
-        if not isinstance(self.kernel, str | gpytorch.kernels.Kernel):
-            raise ValueError(
-                f"kernel must be a name or a gpytorch kernel, got {type(self.kernel).__name__}."
-            )
 
     def _check_optimize(self) -> None:
         names = self.optimize if isinstance(self.optimize, tuple | list) else [None]
@@ -583,7 +298,7 @@ class VGPMILPR(FittedGP):
                 f"optimize must be a tuple of different names among {list(evidence.SETTINGS)}, "
                 f"got {self.optimize!r}."
             )
-        learned = {n for n in self.optimize if _is(getattr(self, n, None), "auto", "ard")}
+        learned = {n for n in self.optimize if is_word(getattr(self, n, None), "auto", "ard")}
         if learned:
             raise ValueError(
                 f"{sorted(learned)} cannot be both 'auto' and in optimize: give a number to start "
@@ -680,7 +395,7 @@ class VGPMILPRI(VGPMILPR):
         word_or_number("coupling", self.coupling, ("auto",), least=0)
 
     def _coupling_strength(self, facts: Facts) -> float:
-        learned = _is(self.coupling, "auto")
+        learned = is_word(self.coupling, "auto")
         strength = 1.0 if learned else check_strength(float(self.coupling))
         if learned and facts.has_geometry and not facts.n_edges:
             logger.warning("no two instances are neighbours: the model runs uncoupled.")
@@ -695,13 +410,8 @@ class VGPMILPRI(VGPMILPR):
         return strength
 
 
-def _is(value: Any, *words: str) -> bool:
-    return isinstance(value, str) and value in words
-
-
 def _warn_unsettled(problem: inference.Problem) -> None:
-    known = [getattr(piece, "coupled", None) for piece in problem.chunks]
-    unsettled = sum(moments.unsettled for moments in known if moments)
+    unsettled = sum(piece.likelihood.unsettled for piece in problem.chunks)
     if unsettled:
         warn_caller(
             f"expectation propagation has not converged in {unsettled} bags: their truncated "

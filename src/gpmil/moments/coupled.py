@@ -25,11 +25,63 @@ from torch import Tensor
 from gpmil.coupling import operator as coupling
 from gpmil.coupling.operator import Banded, Dense, Identity
 from gpmil.moments.ep import ep
+from gpmil.moments.independent import IndependentPatches
+from gpmil.moments.likelihood import Group, Likelihood, LogZ, Product
 from gpmil.moments.sites import Gauss, Sites, first_sites, fixed_point, site_terms
 from gpmil.moments.truncated import log_not, moments
 
 TOLERANCE = 1e-9  # of the sites' last change; what is left is a small part of it
 RARE = math.log(1e-7)  # log sum_j Phi(t_j) below which a positive bag has one positive patch
+
+
+def coupled_patches(group: Group) -> Likelihood:
+    """The likelihood of bags whose neighbours stay correlated; without neighbours it is simpler."""
+    return IndependentPatches(group) if group.precision is None else CoupledPatches(group)
+
+
+class CoupledPatches(Likelihood):
+    """Z_b under the whole of Sigma_b, where P (E - mu) is the gradient of log Z."""
+
+    moments_are_gradient = True
+    leaves_out = True
+
+    def __init__(self, group: Group):
+        assert group.graph is not None
+        self.group = group
+        self.moments = CoupledMoments(
+            coupling.block(group.graph, group.rows),
+            group.offsets.cpu().numpy(),
+            group.positive.cpu().numpy(),
+            group.strength,
+            group.sigma.device,
+        )
+
+    @property
+    def unsettled(self) -> int:
+        """Bags whose EP has not converged at the last mu."""
+        return self.moments.unsettled
+
+    def gradient(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ]:
+        """gamma and log Z."""
+        E, log_z = self.moments.expectations(mu)
+        return self.group.unsmooth(E - mu), log_z
+
+    def curvature(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ, Product]:
+        """gamma, log Z, and A = P - P D."""
+        return *self.gradient(mu), self._curved
+
+    def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ]:
+        """E[m] and log Z."""
+        return self.moments.expectations(mu)
+
+    def jacobian(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ, Product]:
+        """E[m], log Z, and D."""
+        return *self.moments.expectations(mu), self.moments.slope
+
+    def _curved(self, G: Float[Tensor, "n M"], H: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:
+        """G'(P - P D) H."""
+        W, H = self.group.unsmooth(G.double()), H.double()
+        return W.mT @ H - self.moments.slope(W, H)
 
 
 class _Part(Protocol):

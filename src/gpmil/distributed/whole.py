@@ -1,0 +1,71 @@
+"""A cohort in one place: one partition, asked for the same things as partitions elsewhere.
+
+What partitions elsewhere send as sums is at hand here, so that the solver gets the pieces
+themselves and k-means the rows.
+"""
+
+import functools
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gpmil.data.bags import Bags
+from gpmil.distributed.partition import Facts, Partition, Plan
+from gpmil.inference import solvers as inference
+from gpmil.inference.solvers import Problem
+from gpmil.inference.stores import Gathered
+from gpmil.process import features, inducing
+from gpmil.process.features import FeatureMap
+
+
+class WholeCohort:
+    """All bags of a fit on one machine; what a fit asks of it is as in `Cohort`."""
+
+    def __init__(
+        self, bags: Bags, device: torch.device, labels: Int[np.ndarray, " B"] | None = None
+    ):
+        self.bags, self.partition = bags, Partition(bags, device=str(device))
+        self.partition.bags = bags  # looked at already: a file is not read for that again
+        if labels is not None:
+            self.take_labels(labels)
+
+    @functools.cached_property
+    def whole(self) -> Facts:
+        """What is known of the bags without their features."""
+        return Facts.of(self.bags)
+
+    def take_labels(self, labels: Int[np.ndarray, " B"]) -> None:
+        """Which bags are positive."""
+        self.partition.take_labels(labels == 1)
+
+    def feature_map(self, n_components: int | None, standardize: bool) -> FeatureMap:
+        """The way from features to kernel inputs."""
+        return features.fitted(self.partition.rows, n_components, standardize)
+
+    def kmeans_by_class(
+        self, labels: Int[np.ndarray, " B"], feature_map: FeatureMap, n_inducing: int, seed: int,
+        device: torch.device,
+    ) -> Float[np.ndarray, "M D"]:  # fmt: skip
+        """Inducing points, half in positive and half in negative bags."""
+        positive = (labels == 1)[self.bags.bag_index]
+        rows = self.partition.rows
+        return inducing.kmeans_by_class(rows, positive, feature_map, n_inducing, seed, device)
+
+    def some_bags(self, chosen: Int[np.ndarray, " b"]) -> Bags:
+        """What settings are learned from."""
+        return self.bags[chosen]
+
+    def problem(self, plan: Plan, c: float, device: torch.device) -> Problem:
+        """The training cohort as inference sees it."""
+        gram, trace = self.partition.gather(plan)
+        found = Gathered(gram.to(device), trace)
+        return inference.assemble(self.partition.pieces, found, c, self.bags.n_instances)
+
+    def leave_one_bag_out(
+        self, problem: Problem, w: Float[Tensor, " M"], direct: bool
+    ) -> Float[np.ndarray, " B"]:
+        """log p(y_b) of every bag under the fit without it."""
+        padded = self.partition.padded()
+        return inference.leave_one_bag_out(problem, padded, w, direct).cpu().numpy()

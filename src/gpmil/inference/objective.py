@@ -1,0 +1,331 @@
+"""The mean leave-one-bag-out log likelihood of a cohort at given settings, and its gradient.
+
+The fit is the maximum w of the collapsed bound, a bag is left out of it as leave_out.py does. The
+gradient in the settings z goes through the optimum: with g(w, z) = 0 the condition for w and
+J = -dg/dw,
+
+    d LOO / dz = LOO_z + LOO_w' J^-1 g_z.
+
+Distances between instances and inducing points are kept, so that another z costs no distances;
+bags go in batches of similar size, so that nothing larger than a few bags is differentiated.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from gpytorch.kernels import Kernel as GPyTorchKernel
+from jaxtyping import Bool, Float, Int, Num
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gpmil.coupling.operator import Edges, Precision, bags_block, batches, padded_precision
+from gpmil.inference import leave_out
+from gpmil.inference import solvers as inference
+from gpmil.inference.leave_out import Bag, Optimum
+from gpmil.inference.pieces import Chunk
+from gpmil.inference.solvers import Problem
+from gpmil.moments.independent import IndependentPatches
+from gpmil.moments.likelihood import Group
+from gpmil.process.kernels import Formula, formula_of
+from gpmil.process.sparse_gp import JITTER
+
+KEPT_ELEMENTS = 2**27  # numbers of cached distances: one GB
+TOLERANCE = 1e-9  # of w
+
+
+class Settings(NamedTuple):
+    """The numbers of a model, in the space of the kernel's inputs."""
+
+    variance: float
+    lengthscale: float
+    mean: float
+    coupling: float
+
+
+# --- The cohort -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Kernel inputs that are made from stored features when a batch asks for them.
+
+    Features stay where they are, in their own dtype: float64 copies of a whole cohort would take
+    four times the room of float16 ones.
+    """
+
+    features: Num[np.ndarray, "F D"]
+    rows: Int[np.ndarray, " N"]
+    inputs: Callable[[np.ndarray], Tensor]
+    shape: tuple[int, int]  # N, d
+    device: torch.device
+
+    def __getitem__(self, i: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        """Some of the rows."""
+        return self.inputs(self.features[self.rows[i.cpu().numpy()]])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some bags of similar size; what does not depend on the settings."""
+
+    mask: Bool[Tensor, "b p"]
+    positive: Bool[Tensor, " b"]
+    bags: Int[np.ndarray, " b"]
+    C: Float[Tensor, "b p p"]  # Laplacians, zero in the padding
+    edges: Edges  # the same without padding
+    to_inducing: Float[Tensor, "n j"]  # (n, M), or the inputs themselves, (n, d)
+    within: Float[Tensor, "b p k"]  # (b, p, p), or (b, p, d)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """A labelled cohort made ready for many settings; `inputs` are what the kernel sees."""
+
+    inputs: Float[Tensor, "N d"] | StoredRows
+    inducing: Float[Tensor, "M d"]
+    adjacency: sp.csr_array
+    offsets: Int[np.ndarray, " b1"]
+    positive: Bool[np.ndarray, " B"]
+    kernel: str | GPyTorchKernel
+    kept: list[Batch] = field(default_factory=list)
+    relevance: bool = False  # every column has a weight: batches then hold inputs, not distances
+
+    @property
+    def formula(self) -> Formula:
+        """The kernel as a function of what can be kept."""
+        return formula_of(self.kernel, self.inputs.device)
+
+    def batches(self) -> Iterator[Batch]:
+        """All bags; kept where memory allows, otherwise made again every time."""
+        if self.kept:
+            yield from self.kept
+            return
+        sizes = np.diff(self.offsets)
+        made: Iterator[Batch] = (
+            self._batch(b) for b in batches(np.arange(len(sizes)), sizes, self.inputs.device)
+        )
+        if len(self.inducing) * sizes.sum() + 2 * (sizes**2).sum() <= KEPT_ELEMENTS:
+            self.kept.extend(list(made))
+            made = iter(self.kept)
+        yield from made
+
+    def _batch(self, bags: np.ndarray) -> Batch:
+        device = self.inputs.device
+        pairs = _first if self.relevance else self.formula.pairs
+        rows, mask, P = padded_precision(self.adjacency, self.offsets, bags, 1.0)
+        x = self.inputs[torch.from_numpy(rows).to(device)]
+        padded = x.new_zeros(*mask.shape, x.shape[1])
+        padded[mask.to(device)] = x
+        return Batch(
+            mask.to(device),
+            torch.from_numpy(self.positive[bags]).to(device),
+            bags,
+            (P - torch.eye(P.shape[-1], dtype=P.dtype)).to(device),
+            Edges.of(bags_block(self.adjacency, self.offsets, bags, rows), device),
+            pairs(x, self.inducing),
+            pairs(padded, padded),
+        )
+
+    def with_kernel(self, kernel: str | GPyTorchKernel) -> "Cohort":
+        """The same bags under another kernel."""
+        return replace(self, kernel=kernel, kept=[])
+
+
+def _first(x: Tensor, z: Tensor) -> Tensor:
+    return x
+
+
+class Theta(NamedTuple):
+    """The settings as numbers of torch, to differentiate or not."""
+
+    variance: Float[Tensor, ""]
+    lengthscale: Float[Tensor, ""]
+    mean: Float[Tensor, ""]
+    coupling: Float[Tensor, ""]
+    weights: Float[Tensor, " d"] | None = None  # of the columns: lengths are lengthscale / weights
+
+
+def inducing_factor(cohort: Cohort, theta: Theta) -> Float[Tensor, "M M"]:
+    """L = chol(Kzz + jitter)."""
+    formula = cohort.formula
+    Z = cohort.inducing if theta.weights is None else cohort.inducing * theta.weights
+    unit = formula.value(formula.pairs(Z, Z), theta.lengthscale)
+    jitter = JITTER if isinstance(cohort.kernel, str) else JITTER * unit.diagonal().mean()
+    eye = torch.eye(len(unit), dtype=unit.dtype, device=unit.device)
+    return psd_safe_cholesky(theta.variance * (unit + jitter * eye))
+
+
+def bag_of(cohort: Cohort, batch: Batch, theta: Theta, L: Tensor, with_K: bool = True) -> Bag:
+    """W, H, Sigma and K of a batch at some settings."""
+    formula = cohort.formula
+    to_inducing, within = batch.to_inducing, batch.within
+    if theta.weights is not None:
+        x, padded = to_inducing * theta.weights, within * theta.weights
+        to_inducing = formula.pairs(x, cohort.inducing * theta.weights)
+        within = formula.pairs(padded, padded) if with_K else padded
+    Kxz = theta.variance * formula.value(to_inducing, theta.lengthscale)
+    W_rows = torch.linalg.solve_triangular(L, Kxz.mT, upper=False).mT
+    W = W_rows.new_zeros(*batch.mask.shape, W_rows.shape[1])
+    W = W.masked_scatter(batch.mask[..., None], W_rows)
+    eye = torch.eye(batch.C.shape[-1], dtype=W.dtype, device=W.device)
+    # Sigma = (I + lambda C)^-1
+    sigma = torch.cholesky_inverse(torch.linalg.cholesky(eye + theta.coupling * batch.C))
+    K = theta.variance * formula.value(within, theta.lengthscale) if with_K else sigma
+    return Bag(batch.mask, batch.positive, W, sigma @ W, sigma, K)
+
+
+# --- The objective ----------------------------------------------------------------------------
+
+
+class Fit(NamedTuple):
+    """The fit at some settings: the optimum, and the settings themselves."""
+
+    L: Tensor
+    at: Optimum
+    theta: Theta
+
+
+def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) -> Fit:
+    """Maximise the collapsed bound in w."""
+    L = inducing_factor(cohort, theta)
+    R = torch.eye(len(L), dtype=L.dtype, device=L.device)
+    chunks, row = [], 0
+    for batch in cohort.batches():
+        # of a bag only H is held: with Sigma and K a large cohort would take tens of GB
+        bag = bag_of(cohort, batch, theta, L, with_K=False)
+        R += bag.W.flatten(0, 1).mT @ bag.H.flatten(0, 1)
+        deviation, offsets = leave_out.flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
+        n = len(deviation)
+        rows = slice(row, row + n)  # in the order of the batches, not of the cohort
+        P = Precision.of(batch.edges, slice(0, n), float(theta.coupling))
+        group = Group(deviation, offsets, bag.positive, P, rows)
+        chunks.append(Chunk(bag.H[bag.mask], IndependentPatches(group)))
+        row = rows.stop
+    chol_R = torch.linalg.cholesky((R + R.mT) / 2)
+    problem = Problem(chunks, R, chol_R, float(theta.mean), row, 0.0)
+    w = inference.direct(problem, 100, TOLERANCE, start).w
+    J = inference.collapsed_bound(problem, w)[2]
+    at = Optimum(w, theta.mean, torch.cholesky_inverse(chol_R), torch.linalg.inv((J + J.mT) / 2))
+    return Fit(L, at, theta)
+
+
+def bag_scores(cohort: Cohort, found: Fit) -> Float[Tensor, " B"]:
+    """log p(y_b) of every bag left out, by plain EP, in the order of the cohort."""
+    out = torch.full((len(cohort.positive),), torch.nan, dtype=torch.float64)
+    for batch in cohort.batches():
+        bag = bag_of(cohort, batch, found.theta, found.L)
+        mu = leave_out.mean_direct(bag, found.at)
+        S = leave_out.covariance(bag, found.at)
+        out[torch.from_numpy(batch.bags)] = leave_out.smooth_scores(bag, mu, S).cpu()
+    return out
+
+
+def value(
+    cohort: Cohort, settings: Settings, start: Tensor | None = None
+) -> tuple[float, Float[Tensor, " M"]]:
+    """The mean leave-one-bag-out log likelihood, and w."""
+    with torch.no_grad():
+        found = fit(cohort, theta_of(settings, cohort.inputs.device), start)
+        return float(bag_scores(cohort, found).mean()), found.at.w
+
+
+def theta_of(
+    settings: Settings, device: torch.device | str, weights: np.ndarray | None = None
+) -> Theta:
+    """The settings as numbers of torch."""
+    variance, length, mean, strength = (
+        torch.tensor(x, dtype=torch.float64, device=device) for x in settings
+    )
+    columns = None if weights is None else torch.tensor(weights, device=device)
+    return Theta(variance, length, mean, strength, columns)
+
+
+class Slopes(NamedTuple):
+    """The score, its derivatives in the settings and in the weights of the columns, and w."""
+
+    score: float
+    settings: Settings
+    w: Float[Tensor, " M"]
+    weights: Float[np.ndarray, " d"] | None
+
+
+def gradient(
+    cohort: Cohort,
+    settings: Settings,
+    start: Tensor | None = None,
+    weights: Float[np.ndarray, " d"] | None = None,
+) -> Slopes:
+    """The same with its derivatives in variance, length, mean and lambda (and the weights)."""
+    theta = theta_of(settings, cohort.inputs.device, weights)
+    with torch.no_grad():
+        found = fit(cohort, theta, start)
+    for x in theta:
+        if x is not None:
+            x.requires_grad_()
+    w, R_inverse, J_inverse = (
+        x.detach().clone().requires_grad_() for x in (found.at.w, *found.at[2:])
+    )
+    with torch.enable_grad():
+        L_of_theta = inducing_factor(cohort, theta)
+        held = Held(theta, L_of_theta.detach().requires_grad_())
+        score = _score_at(cohort, held, Optimum(w, theta.mean, R_inverse, J_inverse))
+        # d X^-1 = -X^-1 dX X^-1
+        R_bar, J_bar = (
+            -x.detach().mT @ collected(x) @ x.detach().mT for x in (R_inverse, J_inverse)
+        )
+        _through_matrices(cohort, held, w, R_bar, J_bar)
+        _through_optimum(cohort, held, w.detach(), found.at.J_inverse @ collected(w))
+        L_of_theta.backward(held.L.grad)
+    return Slopes(
+        score,
+        Settings(*(float(collected(x)) for x in theta[:4])),
+        w.detach(),
+        None if theta.weights is None else collected(theta.weights).cpu().numpy(),
+    )
+
+
+class Held(NamedTuple):
+    """The leaves that collect derivatives batch by batch: the settings, and chol(Kzz)."""
+
+    theta: Theta
+    L: Float[Tensor, "M M"]
+
+
+def _score_at(cohort: Cohort, held: Held, at: Optimum) -> float:
+    """The score with w, R and J held; their adjoints are collected on the way."""
+    total = 0.0
+    for batch in cohort.batches():
+        bag = bag_of(cohort, batch, *held)
+        mu, S = leave_out.mean_direct(bag, at), leave_out.covariance(bag, at)
+        part = leave_out.smooth_scores(bag, mu, S).sum() / len(cohort.positive)
+        part.backward()
+        total += float(part.detach())
+    return total
+
+
+def _through_matrices(cohort: Cohort, held: Held, w: Tensor, R_bar: Tensor, J_bar: Tensor) -> None:
+    """What R = I + sum W'H and J = I + sum H'A H, A = diag(bend) + pull pull', add."""
+    for batch in cohort.batches():
+        bag = bag_of(cohort, batch, *held, with_K=False)
+        _, bend, pull = leave_out.curvature(bag, held.theta.mean + bag.H @ w)
+        pulled = (pull[..., None] * bag.H[:, :, None]).sum(1)
+        out = ((bag.W @ R_bar) * bag.H).sum() + ((pulled @ J_bar) * pulled).sum()
+        out = out + (bend * ((bag.H @ J_bar) * bag.H).sum(-1)).sum()
+        out.backward()
+
+
+def _through_optimum(cohort: Cohort, held: Held, w: Tensor, v: Tensor) -> None:
+    """What the condition g(w, z) = sum H'gamma - w = 0 adds, v = J^-1 LOO_w."""
+    for batch in cohort.batches():
+        bag = bag_of(cohort, batch, *held, with_K=False)
+        gamma = leave_out.curvature(bag, held.theta.mean + bag.H @ w).gamma
+        ((bag.H @ v) * gamma).sum().backward()
+
+
+def collected(x: Tensor) -> Tensor:
+    """What was collected; zero where the score does not depend on x."""
+    return torch.zeros_like(x) if x.grad is None else x.grad

@@ -1,0 +1,338 @@
+"""Where H lies: in memory, in a temporary file, or nowhere and computed again for every pass.
+
+`gather` makes the first pass over a cohort. It computes H = Sigma W part by part of the coupling,
+puts it where `store` says, and leaves the pieces that find it there again.
+"""
+
+import errno
+import itertools
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gpmil.coupling import operator as coupling
+from gpmil.fast.lanes import in_lanes
+from gpmil.fast.memory import free_memory
+from gpmil.inference.pieces import Chunk, Piece
+from gpmil.moments.likelihood import Family, Group, Likelihood
+from gpmil.process.sparse_gp import SparseGP
+
+logger = logging.getLogger("gpmil")
+CHUNK_ROWS = 16384  # rows of H at a time: its vectors are long enough, and H is still in a cache
+GPU_CHUNK_ROWS = 2**21  # and on a GPU, which wants more to do at a time
+TRACE_PAIRS = 20_000_000  # pairs of instances whose kernel is evaluated for the bound's constant
+STORES = ("auto", "memory", "disk", "recompute")
+ROOM = 0.7  # of the free memory that H may take
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything H is computed from; `inputs(rows)` gives the kernel's inputs."""
+
+    gp: SparseGP
+    inputs: Callable[[Int[Tensor, " n"]], Float[Tensor, "n d"]]
+    adjacency: sp.csr_array
+    offsets: Int[np.ndarray, " b1"]
+    positive: np.ndarray
+    strength: float
+    dtype: torch.dtype
+    likelihood: Family
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and M."""
+        return int(self.offsets[-1]), len(self.gp.L)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arithmetic is done."""
+        return self.gp.L.device
+
+    def smoothed(
+        self, part: coupling.Part, x: Float[Tensor, "n d"]
+    ) -> tuple[Float[Tensor, "n M"], Float[Tensor, "n M"]]:
+        """W and H = Sigma W of one part of the coupling."""
+        W = self.gp.whiten(x)
+        return W, part.apply(W)
+
+
+class Gathered(NamedTuple):
+    """What the first pass over a cohort leaves, besides H."""
+
+    gram: Float[Tensor, "M M"]  # W' Sigma W = R - I
+    trace: float  # sum_b tr(Sigma_b K_bb), or an estimate of it
+
+
+def gather(source: Source, store: str, every: int | None = None) -> tuple[list[Piece], Gathered]:
+    """The pieces of a cohort and the sums of the first pass; `store` says where H is kept.
+
+    `every`: from which columns the trace is taken, see `trace_columns`.
+    """
+    keep = _KEEPERS[resolve_store(store, source)](source)
+    sigma = torch.empty(source.shape[0], dtype=torch.float64, device=source.device)
+    every = trace_columns(np.diff(source.offsets)) if every is None else every
+
+    def one_lane(parts: Sequence[Callable[[], coupling.Part]]) -> Gathered:
+        gram = torch.zeros_like(source.gp.L)
+        trace = gram.new_zeros(())
+        for make in parts:
+            part = make()
+            x = source.inputs(part.rows)
+            W, H = source.smoothed(part, x)
+            gram += W.mT @ H
+            sigma[part.rows] = part.diagonal().sqrt()
+            trace += part.trace(x, source.gp.kernel, every)
+            keep.put(part.rows, H.to(source.dtype))
+        return Gathered(gram, float(trace))
+
+    def add(a: Gathered, b: Gathered) -> Gathered:
+        return Gathered(a.gram + b.gram, a.trace + b.trace)
+
+    edges = coupling.Edges.of(source.adjacency, source.device)
+    parts = coupling.plan(source.adjacency, source.offsets, source.strength, source.device, edges)
+    found = in_lanes(parts, one_lane, add, side_by_side=source.device.type == "cpu")
+    pieces = [keep.piece(source.likelihood(group)) for group in _groups(source, sigma, edges)]
+    return pieces, Gathered((found.gram + found.gram.mT) / 2, found.trace)
+
+
+def trace_columns(sizes: Int[np.ndarray, " b"]) -> int:
+    """From which columns of K the trace is taken: all, or every so many in a large cohort.
+
+    The trace enters a constant of the bound alone, and would cost more than all the rest.
+    """
+    pairs = float((sizes.astype(float) ** 2).sum())
+    every = max(1, round(pairs / TRACE_PAIRS))
+    if every > 1:
+        logger.info("the constant of the bound is estimated from one instance in %d", every)
+    return every
+
+
+def resolve_store(store: str, source: Source) -> str:
+    """Where H goes; "auto" keeps it in memory if it fits."""
+    if store != "auto":
+        return store
+    N, M = source.shape
+    needed = N * M * source.dtype.itemsize
+    free = free_memory(source.device)
+    if free is None or needed <= ROOM * free:
+        return "memory"
+    logger.info(
+        "H takes %.1f GB and %.1f GB are free: it is computed again in every pass "
+        "(store='disk' keeps it in a file)", needed / 1e9, free / 1e9,
+    )  # fmt: skip
+    return "recompute"
+
+
+def _groups(source: Source, sigma: Tensor, edges: coupling.Edges) -> Iterator[Group]:
+    """Whole bags, about CHUNK_ROWS rows together, in the order of the cohort."""
+    offsets, device, graph = source.offsets, source.device, source.adjacency
+    group = offsets[:-1] // (CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS)
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(group)) + 1, [len(group)]])
+    for first, last in itertools.pairwise(starts):
+        rows = slice(int(offsets[first]), int(offsets[last]))
+        joined = source.strength > 0 and graph.indptr[rows.stop] > graph.indptr[rows.start]
+        yield Group(
+            sigma[rows],
+            torch.from_numpy(offsets[first : last + 1] - offsets[first]).to(device),
+            torch.from_numpy(source.positive[first:last]).to(device),
+            coupling.Precision.of(edges, rows, source.strength) if joined else None,
+            rows,
+            source.strength,
+            graph,
+        )
+
+
+class _Keeper:
+    """Where H goes as it is computed, and the pieces that find it there again."""
+
+    def __init__(self, source: Source):
+        raise NotImplementedError
+
+    def put(self, rows: Tensor, H: Tensor) -> None:
+        raise NotImplementedError
+
+    def piece(self, likelihood: Likelihood) -> Piece:
+        raise NotImplementedError
+
+
+class _Memory(_Keeper):
+    def __init__(self, source: Source):
+        self.H = torch.empty(source.shape, dtype=source.dtype, device=source.device)
+
+    def put(self, rows: Tensor, H: Tensor) -> None:
+        self.H[rows] = H
+
+    def piece(self, likelihood: Likelihood) -> Piece:
+        return Chunk(self.H[likelihood.group.rows], likelihood)
+
+
+class _File(_Keeper):
+    """H in a temporary file that vanishes with the last piece; read and written, not mapped."""
+
+    def __init__(self, source: Source):
+        self.columns, self.dtype, self.device = source.shape[1], source.dtype, source.device
+        self.width = self.columns * self.dtype.itemsize
+        self.lock = Lock()
+        self.bytes = source.shape[0] * self.width
+        with self.room():
+            file = tempfile.TemporaryFile(prefix="gpmil-", buffering=0)  # noqa: SIM115
+            self.file = file  # lives with the pieces
+            _reserve(file, max(1, self.bytes))
+
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """A full disk is said in the words of the setting."""
+        try:
+            yield
+        except OSError as error:
+            raise ValueError(
+                f"store='disk' needs {self.bytes / 1e9:.1f} GB in {tempfile.gettempdir()}: "
+                f"{error.strerror}. Set TMPDIR to a larger disk, or use store='recompute'."
+            ) from error
+
+    def put(self, rows: Tensor, H: Tensor) -> None:
+        order = rows.argsort()
+        where, H = rows[order].cpu().numpy(), H[order].cpu()
+        cuts = np.flatnonzero(np.diff(where) != 1) + 1
+        with self.room():
+            for run, block in zip(np.split(where, cuts), H.tensor_split(cuts.tolist())):
+                view = block.contiguous().numpy().data.cast("B")
+                self._all(self._write, view, int(run[0]) * self.width)
+
+    def piece(self, likelihood: Likelihood) -> Piece:
+        return Spilled(likelihood, self)
+
+    def read(self, rows: slice) -> Float[Tensor, "n M"]:
+        H = torch.empty(rows.stop - rows.start, self.columns, dtype=self.dtype)
+        self._all(self._read, H.numpy().data.cast("B"), rows.start * self.width)
+        return H.to(self.device)
+
+    def _all(self, move: Callable[[memoryview, int], int], view: memoryview, start: int) -> None:
+        done = 0
+        while done < len(view):
+            moved = move(view[done:], start + done)
+            if not moved:
+                raise OSError(errno.EIO, "the temporary file of store='disk' ends too early")
+            done += moved
+
+    def _read(self, view: memoryview, start: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self.file.fileno(), [view], start)
+        with self.lock:  # one position per file, and lanes read side by side
+            self.file.seek(start)
+            return self.file.readinto(view)
+
+    def _write(self, view: memoryview, start: int) -> int:
+        if hasattr(os, "pwrite"):
+            return os.pwrite(self.file.fileno(), view, start)
+        with self.lock:
+            self.file.seek(start)
+            return self.file.write(view)
+
+
+def _reserve(file: Any, size: int) -> None:
+    """Claim the room before the work; where that cannot be done (macOS, Windows), look for it."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    if shutil.disk_usage(tempfile.gettempdir()).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    file.truncate(size)
+
+
+class _Nowhere(_Keeper):
+    def __init__(self, source: Source):
+        self.source = source
+
+    def put(self, rows: Tensor, H: Tensor) -> None:
+        pass
+
+    def piece(self, likelihood: Likelihood) -> Piece:
+        return Recomputed(likelihood, self.source)
+
+
+_KEEPERS: dict[str, type[_Keeper]] = {
+    "memory": _Memory,
+    "disk": _File,
+    "recompute": _Nowhere,
+}
+
+
+class _Deferred:
+    """A piece whose chunk is made for the pass and let go."""
+
+    likelihood: Likelihood
+
+    def chunk(self) -> Chunk:
+        """The chunk, H and all."""
+        raise NotImplementedError
+
+    def pull(self, w: Tensor, c: float) -> tuple[float | Tensor, Tensor]:
+        """As `Chunk.pull`."""
+        return self.chunk().pull(w, c)
+
+    def fixed_point(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
+        """As `Chunk.fixed_point`."""
+        return self.chunk().fixed_point(w, c)
+
+    def rise(self, w: Tensor, c: float) -> tuple[float, Tensor]:
+        """As `Chunk.rise`."""
+        return self.chunk().rise(w, c)
+
+    def bound(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
+        """As `Chunk.bound`."""
+        return self.chunk().bound(w, c)
+
+    def weigh(self, expectation: Tensor, c: float) -> tuple[Tensor]:
+        """As `Chunk.weigh`."""
+        return self.chunk().weigh(expectation, c)
+
+    def weigh_signs(self, c: float) -> tuple[Tensor]:
+        """As `Chunk.weigh_signs`."""
+        return self.chunk().weigh_signs(c)
+
+    def gamma(self, w: Tensor, c: float) -> Tensor:
+        """As `Chunk.gamma`."""
+        return self.chunk().gamma(w, c)
+
+
+@dataclass(frozen=True)
+class Spilled(_Deferred):
+    """A piece whose H lies in a file."""
+
+    likelihood: Likelihood
+    file: _File
+
+    def chunk(self) -> Chunk:
+        """H as it is in the file."""
+        return Chunk(self.file.read(self.likelihood.group.rows), self.likelihood)
+
+
+@dataclass(frozen=True)
+class Recomputed(_Deferred):
+    """A piece whose H is computed for every pass."""
+
+    likelihood: Likelihood
+    source: Source
+
+    def chunk(self) -> Chunk:
+        """H computed anew from the features."""
+        source, group = self.source, self.likelihood.group
+        H = torch.empty(len(group.sigma), source.shape[1], dtype=source.dtype, device=source.device)
+        local, offsets = coupling.block(source.adjacency, group.rows), group.offsets.cpu().numpy()
+        for part in coupling.parts(local, offsets, source.strength, source.device):
+            x = source.inputs(part.rows + group.rows.start)
+            H[part.rows] = source.smoothed(part, x)[1].to(source.dtype)
+        return Chunk(H, self.likelihood)

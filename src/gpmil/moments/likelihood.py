@@ -1,0 +1,135 @@
+"""What inference asks of a bag likelihood: log Z_b as a function of mu_b, with its derivatives.
+
+A cohort's likelihood is prod_b Z_b(mu_b), mu_b = c + H_b w, where Z_b is the probability of what
+is known of bag b under m_b ~ N(mu_b, Sigma_b). `Likelihood` is the one place where inference
+meets it: independent.py and coupled.py have the two that there are, and docs/extending.md adds
+another.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import scipy.sparse as sp
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gpmil.coupling import operator as coupling
+from gpmil.fast import compiled
+
+# (W, H) -> W'X H for some X of n x n with a block per bag, X itself never formed
+Product = Callable[[Float[Tensor, "n M"], Float[Tensor, "n M"]], Float[Tensor, "M M"]]
+LogZ = float | Tensor  # sum_b log Z_b: a number, or a tensor without dimensions
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some whole bags as a likelihood is told of them, the rows of one bag after the other."""
+
+    sigma: Float[Tensor, " n"]  # square roots of the diagonal of Sigma
+    offsets: Int[Tensor, " b1"]
+    positive: Bool[Tensor, " b"]
+    precision: coupling.Precision | None  # P = Sigma^-1; None where Sigma = I
+    rows: slice  # of the cohort; for what a likelihood knows beside the labels of bags
+    strength: float = 0.0
+    graph: sp.csr_array | None = None  # the neighbours of the whole cohort
+
+    @functools.cached_property
+    def row(self) -> Int[Tensor, " n"]:
+        """The bag of every instance."""
+        sizes = self.offsets.diff()
+        return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+
+    def unsmooth(self, x: Tensor) -> Tensor:
+        """P x."""
+        return x if self.precision is None else self.precision.apply(x)
+
+
+@runtime_checkable
+class Traits(Protocol):
+    """What a fit must know of a likelihood, wherever the bags lie."""
+
+    # Sigma times the gradient of log Z is E - mu: the paper's fixed point is the maximum then
+    moments_are_gradient: bool = False
+    leaves_out: bool = False  # whether leave_out.py can take a bag out of the fit
+
+    @property
+    def unsettled(self) -> int:
+        """Bags whose numbers at the last mu are rough."""
+        return 0
+
+
+@runtime_checkable
+class Likelihood(Traits, Protocol):
+    """sum_b log Z_b of a group, and its derivatives in mu (n,).
+
+    The direct solver needs `curvature` alone. What a likelihood leaves out is refused in words.
+    """
+
+    group: Group
+
+    def gradient(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ]:
+        """gamma = d log Z / dmu, and log Z."""
+        return self.curvature(mu)[:2]
+
+    def curvature(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ, Product]:
+        """gamma, log Z, and A = -d2 log Z / dmu2."""
+
+    def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ]:
+        """E[m] given the labels, and log Z."""
+        raise self._without_moments()
+
+    def jacobian(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ, Product]:
+        """E[m], log Z, and D = dE/dmu."""
+        raise self._without_moments()
+
+    def loop(self, H: Float[Tensor, "n M"]) -> compiled.Loop | None:
+        """The compiled twin of a pass over these bags, where there is one."""
+        return None
+
+    def _without_moments(self) -> ValueError:
+        return ValueError(
+            f"{type(self).__name__} has no truncated moments, which solver='sweeps' and "
+            "solver='newton' iterate. Use solver='direct'."
+        )
+
+
+Family = Callable[[Group], Likelihood]
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """X = diag(diagonal) + left right' inside every bag; as many columns as the likelihood has."""
+
+    diagonal: Float[Tensor, " n"]
+    left: Float[Tensor, "n r"]
+    right: Float[Tensor, "n r"]
+    offsets: Int[Tensor, " b1"]
+
+    def __call__(self, W: Float[Tensor, "n M"], H: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:
+        """W'X H, multiplied in the dtype of H."""
+        out = (W.mT @ (stored_like(self.diagonal, H)[:, None] * H)).double()
+        symmetric = W is H and self.left is self.right
+        for left, right in zip(self.left.unbind(1), self.right.unbind(1)):
+            of_H = self._per_bag(right, H)
+            of_W = of_H if symmetric else self._per_bag(left, W)
+            out += of_W.mT @ of_H
+        return out
+
+    def _per_bag(self, x: Float[Tensor, " n"], H: Float[Tensor, "n M"]) -> Float[Tensor, "b M"]:
+        """H_b'x_b of every bag: the product of a sparse matrix, one row per bag, with H."""
+        columns, x = torch.arange(len(x), device=x.device), stored_like(x, H)
+        by_bag = coupling.sparse_rows(self.offsets, columns, x, (len(self.offsets) - 1, len(x)))
+        return (by_bag @ H).double()
+
+
+def stored_like(x: Float[Tensor, " n"], H: Float[Tensor, "n M"]) -> Float[Tensor, " n"]:
+    """Weights of the rows of H in its dtype; what float32 could not add up anyway becomes zero.
+
+    Products with numbers near the smallest of float32 take a CPU ten times as long.
+    """
+    if H.dtype == torch.float64:
+        return x
+    return torch.where(x.abs() > 1e-12 * x.abs().max(), x, 0.0).to(H.dtype)
