@@ -1,6 +1,7 @@
 """Figure 5: heat maps of the compared methods for a negative and a positive test slide."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,28 +16,28 @@ from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.figure3_example_patches import slide_image
 from gpmil.paper.methods import DEFAULT, key_of
 from gpmil.paper.patch_rows import (
-    RIGHT,
-    WRONG,
     Row,
     in_lines,
+    lower_median,
     patch_rows,
     said,
+    verdict,
     without_patches,
 )
 from gpmil.paper.results import Results
 from gpmil.show import heatmaps
 from gpmil.show.plots import FONT, INK, MUTED, new_figure
 
-NUMBER, SLUG, TITLE = "Figure 5", "figure5_heat_maps", "Where cancer is predicted: heat maps"
+exhibit = partial(Exhibit, "Figure 5", "figure5_heat_maps", "Where cancer is predicted: heat maps")
 PANEL = 1.95  # width in inches
 SHORTEST, TALLEST = 1.2, 2.8  # heights of a panel
 HEAD, FOOT, SIDE = 0.68, 0.32, 0.75  # inches above and below a panel, and for the colour bar
-LARGEST_IMAGE = 1200  # pixels a side; more is not seen
+LARGEST_IMAGE = 1200  # pixels per side; more is not seen
 LETTERS = "abcdefgh"
 
 
 @dataclass(frozen=True)
-class Slide:
+class ShownSlide:
     """A slide of the figure: its number in the test set, and why it was chosen."""
 
     index: int
@@ -70,13 +71,10 @@ def build(results: Results) -> Exhibit:
     rows = patch_rows(results)
     reason = _why_not(results, rows)
     if reason:
-        return Exhibit(NUMBER, SLUG, TITLE, missing=f"There are no heat maps: {reason}")
+        return exhibit(missing=f"There are no heat maps: {reason}")
     chosen = [pick for pick in (negative_slide(results), positive_slide(results)) if pick]
     slides = [_slide(results, index, words) for index, words in chosen]
-    return Exhibit(
-        NUMBER,
-        SLUG,
-        TITLE,
+    return exhibit(
         frame=_frame(results, rows, slides),
         figure=_figure(results, rows, slides),
         alt="Lines of maps of one slide each: the image or the true labels, then the patch "
@@ -123,25 +121,19 @@ def positive_slide(results: Results) -> tuple[int, str] | None:
     benign = np.array([(part == 0).sum() for part in test.split(test.instance_labels)])
     mixed = np.flatnonzero((test.labels == 1) & (lesion > 0) & (benign > 0))
     if len(mixed):
-        return _median(
-            mixed, lesion
-        ), "the positive slide with the median number of cancerous patches"
+        words = "the positive slide with the median number of cancerous patches"
+        return lower_median(mixed, lesion), words
     positive = np.flatnonzero(test.labels == 1)
     if not len(positive):
         return None
-    return _median(positive, test.sizes), "the positive slide of median size"
-
-
-def _median(slides: Int[np.ndarray, " s"], size: Int[np.ndarray, " B"]) -> int:
-    """The lower median of the slides by size."""
-    return int(slides[np.argsort(size[slides], kind="stable")][(len(slides) - 1) // 2])
+    return lower_median(positive, test.sizes), "the positive slide of median size"
 
 
 def _highest(results: Results, values: Float[np.ndarray, " N"]) -> Float[np.ndarray, " B"]:
     return np.maximum.reduceat(values, results.test.offsets[:-1])
 
 
-def _slide(results: Results, index: int, chosen: str) -> Slide:
+def _slide(results: Results, index: int, chosen: str) -> ShownSlide:
     test = results.test
     assert test.coords is not None and test.step is not None
     layout = heatmaps.lay_out(test.split(test.coords)[index], test.step[index])
@@ -150,11 +142,11 @@ def _slide(results: Results, index: int, chosen: str) -> Slide:
         image, reason = slide_image(results, index)
     else:
         image, reason = None, "the patches lie on a line."
-    return Slide(index, chosen, layout, truth, image, reason)
+    return ShownSlide(index, chosen, layout, truth, image, reason)
 
 
 # --- Words and numbers ----------------------------------------------------------------------------
-def _caption(results: Results, slides: list[Slide]) -> str:
+def _caption(results: Results, slides: list[ShownSlide]) -> str:
     lines = [
         f"{results.test.names[slide.index]} is {slide.chosen}"
         + (f"; for its image: {slide.no_image}" if slide.no_image and results.images else "")
@@ -173,7 +165,7 @@ def _caption(results: Results, slides: list[Slide]) -> str:
     ).replace("..", ".")
 
 
-def _frame(results: Results, rows: list[Row], slides: list[Slide]) -> pd.DataFrame:
+def _frame(results: Results, rows: list[Row], slides: list[ShownSlide]) -> pd.DataFrame:
     test = results.test
     assert test.coords is not None
     parts = []
@@ -194,7 +186,7 @@ def _frame(results: Results, rows: list[Row], slides: list[Slide]) -> pd.DataFra
 
 
 # --- Drawing (lengths in inches) ------------------------------------------------------------------
-def _figure(results: Results, rows: list[Row], slides: list[Slide]) -> Figure:
+def _figure(results: Results, rows: list[Row], slides: list[ShownSlide]) -> Figure:
     wide = (1 + len(rows)) * (PANEL + 0.1) + SIDE
     figure = new_figure(wide, sum(HEAD + slide.height + FOOT for slide in slides))
     top = figure.get_size_inches()[1]
@@ -211,13 +203,13 @@ def _up(figure: Figure, inches: float) -> float:
     return float(inches / figure.get_size_inches()[1])
 
 
-def _heading(results: Results, slide: Slide) -> str:
+def _heading(results: Results, slide: ShownSlide) -> str:
     kind = "cancerous" if results.test.labels[slide.index] == 1 else "non-cancerous"
     return f"{results.test.names[slide.index]}: {kind}"
 
 
 def _draw_line(
-    figure: Figure, results: Results, rows: list[Row], slide: Slide, bottom: float
+    figure: Figure, results: Results, rows: list[Row], slide: ShownSlide, bottom: float
 ) -> None:
     values = [results.test.split(row.patches)[slide.index] for row in rows]
     highest = float(np.max(values))
@@ -241,7 +233,7 @@ def _panel(figure: Figure, column: int, bottom: float, height: float) -> Axes:
     return figure.add_axes(place)
 
 
-def _draw_slide(ax: Axes, slide: Slide) -> None:
+def _draw_slide(ax: Axes, slide: ShownSlide) -> None:
     if slide.image is None:
         _draw_tissue(ax, slide)
         return
@@ -253,7 +245,7 @@ def _draw_slide(ax: Axes, slide: Slide) -> None:
     heatmaps.outline(ax, slide.layout, slide.truth == 1)
 
 
-def _draw_tissue(ax: Axes, slide: Slide) -> None:
+def _draw_tissue(ax: Axes, slide: ShownSlide) -> None:
     if slide.labelled:
         heatmaps.draw_truth(ax, slide.layout, slide.truth)
         _below(ax, "red: cancerous, grey: not", MUTED)
@@ -264,13 +256,12 @@ def _draw_tissue(ax: Axes, slide: Slide) -> None:
 
 
 def _verdict(
-    results: Results, row: Row, slide: Slide, patches: Float[np.ndarray, " n"]
+    results: Results, row: Row, slide: ShownSlide, patches: Float[np.ndarray, " n"]
 ) -> tuple[str, str]:
     """The highest patch, the slide, and whether that is right; and its colour."""
-    right = bool(row.right(results.test.labels)[slide.index])
+    word, colour = verdict(bool(row.right(results.test.labels)[slide.index]))
     slide_says = said(float(row.run.probability[slide.index]))
-    word = "right" if right else "wrong"
-    return f"highest {patches.max():.2f}; slide {slide_says}, {word}", RIGHT if right else WRONG
+    return f"highest {patches.max():.2f}; slide {slide_says}, {word}", colour
 
 
 def _below(ax: Axes, text: str, colour: str) -> None:
