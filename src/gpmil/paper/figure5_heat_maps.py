@@ -189,18 +189,14 @@ def _frame(results: Results, rows: list[Row], slides: list[ShownSlide]) -> pd.Da
 def _figure(results: Results, rows: list[Row], slides: list[ShownSlide]) -> Figure:
     wide = (1 + len(rows)) * (PANEL + 0.1) + SIDE
     figure = new_figure(wide, sum(HEAD + slide.height + FOOT for slide in slides))
-    top = figure.get_size_inches()[1]
+    top = tall = figure.get_size_inches()[1]
     for slide in slides:
         bottom = top - HEAD - slide.height
-        figure.text(0.05 / wide, _up(figure, top - 0.2), _heading(results, slide))
+        figure.text(0.05 / wide, (top - 0.2) / tall, _heading(results, slide))
         figure.texts[-1].set(fontsize=FONT + 1, color=INK, weight="bold")
         _draw_line(figure, results, rows, slide, bottom)
         top = bottom - FOOT
     return figure
-
-
-def _up(figure: Figure, inches: float) -> float:
-    return float(inches / figure.get_size_inches()[1])
 
 
 def _heading(results: Results, slide: ShownSlide) -> str:
@@ -214,7 +210,8 @@ def _draw_line(
     values = [results.test.split(row.patches)[slide.index] for row in rows]
     highest = float(np.max(values))
     norm = PowerNorm(0.5, vmin=0.0, vmax=highest if highest > 0 else 1.0)
-    axes = [_panel(figure, column, bottom, slide.height) for column in range(1 + len(rows))]
+    places = [(0.05 + column * (PANEL + 0.1), bottom) for column in range(2 + len(rows))]
+    axes = [_axes(figure, place, PANEL, slide.height) for place in places[:-1]]
     _draw_slide(axes[0], slide)
     for ax, row, patches in zip(axes[1:], rows, values):
         heatmaps.draw(ax, slide.layout, patches).set_norm(norm)
@@ -223,14 +220,14 @@ def _draw_line(
     headings = [slide.heading, *(in_lines(row.method.label) for row in rows)]
     for ax, letter, heading in zip(axes, LETTERS, headings):
         ax.set_title(f"({letter}) {heading}", fontsize=FONT, color=INK, pad=4)
-    _colour_bar(figure, norm, bottom, slide.height, len(axes))
+    left = places[-1][0] + 0.05
+    _colour_bar(figure, norm, _axes(figure, (left, bottom), 0.1, slide.height))
 
 
-def _panel(figure: Figure, column: int, bottom: float, height: float) -> Axes:
-    wide = figure.get_size_inches()[0]
-    left = 0.05 + column * (PANEL + 0.1)
-    place = (left / wide, _up(figure, bottom), PANEL / wide, _up(figure, height))
-    return figure.add_axes(place)
+def _axes(figure: Figure, place: tuple[float, float], width: float, height: float) -> Axes:
+    """Axes with their lower left corner at a place."""
+    wide, tall = figure.get_size_inches()
+    return figure.add_axes((place[0] / wide, place[1] / tall, width / wide, height / tall))
 
 
 def _draw_slide(ax: Axes, slide: ShownSlide) -> None:
@@ -279,10 +276,7 @@ def _below(ax: Axes, text: str, colour: str) -> None:
     )
 
 
-def _colour_bar(figure: Figure, norm: PowerNorm, bottom: float, height: float, panels: int) -> None:
-    wide = figure.get_size_inches()[0]
-    left = 0.05 + panels * (PANEL + 0.1) + 0.05
-    ax = figure.add_axes((left / wide, _up(figure, bottom), 0.1 / wide, _up(figure, height)))
+def _colour_bar(figure: Figure, norm: PowerNorm, ax: Axes) -> None:
     bar = figure.colorbar(ScalarMappable(norm, heatmaps.PROBABILITY), cax=ax)
     bar.outline.set_visible(False)
     bar.set_label("probability", fontsize=FONT - 1, color=INK)

@@ -22,7 +22,6 @@ MAIN = key_of(DEFAULT)
 SAME_COST = 1.25  # largest mean training time over smallest that counts as the same
 LITTLE = 1.0  # points of accuracy: a deviation over runs that counts as little
 
-
 Judged = tuple[bool | None, str]
 
 

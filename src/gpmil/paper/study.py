@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from gpmil import __version__
 from gpmil.data.bags import Bags
-from gpmil.data.folds import folds
+from gpmil.data.folds import codes, folds
 from gpmil.decide import marks
 from gpmil.files.whole import write_whole
 from gpmil.models.base import BagClassifier, log_odds
@@ -144,8 +144,7 @@ def marked(model: BagClassifier, train: Bags, test: Bags, seed: int) -> Bool[np.
         scores[k] = again.predict_instances(test).probability
     negative = train.labels[train.bag_index] == 0
     bag = train.bag_index[negative]
-    patient = train.groups if train.groups is not None else np.arange(len(train))
-    patient = np.unique(patient, return_inverse=True)[1]
+    patient = codes(np.arange(len(train)) if train.groups is None else train.groups)
     reference = marks.ConformalReference.build(out[negative], fold[bag], patient[bag], n_folds)
     p = marks.p_values(reference, scores)
     return marks.benjamini_hochberg(p, RATE, test.bag_index)
