@@ -35,7 +35,7 @@ from gpmil.paper import (
     table6_panda,
 )
 from gpmil.paper.methods import COUPLINGS, Method, key_of
-from gpmil.paper.results import Results, Run
+from gpmil.paper.results import MethodRun, Results
 
 PRI = [key_of(c) for c in COUPLINGS]
 
@@ -52,7 +52,7 @@ def run_of(bags, seed, shift=0.0, spread=1.0, seconds=2.0, patches=True):
     p = 1 / (1 + np.exp(-(spread * rng.normal(size=bags.n_instances) + 2 * bags.instance_labels)))
     flagged = p > 0.7
     found = (p, flagged) if patches else (None, None)
-    return Run(odds, 1 / (1 + np.exp(-odds)), *found, seconds, 0.5, {"variance_": 2.0})
+    return MethodRun(odds, 1 / (1 + np.exp(-odds)), *found, seconds, 0.5, {"variance_": 2.0})
 
 
 @pytest.fixture(scope="module")
@@ -486,7 +486,7 @@ def test_several_jobs_start_with_the_longest_parts(small, tmp_path, monkeypatch)
         if len(started) <= 2:
             both.wait()  # neither ends before the other starts
         odds = np.full(len(small.test), part.method.effort)
-        return Run(odds, odds, None, None, 0.0, 0.0, {})
+        return MethodRun(odds, odds, None, None, 0.0, 0.0, {})
 
     monkeypatch.setattr(study, "compute", compute)
     few = [replace(small_method(f"pr{k}"), effort=k) for k in (2.0, 1.0, 7.0, 3.0)]

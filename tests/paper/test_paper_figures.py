@@ -20,7 +20,7 @@ from gpmil.paper import figure5_heat_maps as figure5
 from gpmil.paper import figure6_variability as figure6
 from gpmil.paper import patch_rows
 from gpmil.paper.methods import Method
-from gpmil.paper.results import Results, Run
+from gpmil.paper.results import MethodRun, Results
 
 # eq. (Cb_example), typed from the paper
 PAPER = np.array(
@@ -49,7 +49,7 @@ METHODS = [
 
 def run_of(model, train, test):
     model.fit(train)
-    return Run(
+    return MethodRun(
         log_odds=model.decision_function(test),
         probability=model.predict_proba(test)[:, 1],
         patch_probability=model.predict_instances(test).probability,
@@ -93,7 +93,7 @@ def made_up(test, seed=0, keys=("vgpmil", "pr", "pri-0.5", "tuned")):
     def one():
         odds = rng.normal(size=len(test))
         patches = rng.uniform(0.01, 0.6, size=test.n_instances)
-        return Run(odds, 1 / (1 + np.exp(-odds)), patches, None, 1.0, 1.0, {})
+        return MethodRun(odds, 1 / (1 + np.exp(-odds)), patches, None, 1.0, 1.0, {})
 
     return Results("made up", "made up", test, test, METHODS, {key: [one()] for key in keys})
 

@@ -14,10 +14,10 @@ from gpmil.cli.options import Source, _step
 from gpmil.models.base import package_versions
 from gpmil.models.checks import one_of
 from gpmil.paper import cohorts, methods, page, study
-from gpmil.paper.cohorts import Cohort
+from gpmil.paper.cohorts import StudyData
 from gpmil.paper.findings import check
 from gpmil.paper.methods import Method
-from gpmil.paper.results import Results, Run
+from gpmil.paper.results import MethodRun, Results
 from gpmil.runs.workspace import run_folder
 from gpmil.show.report import RESEARCH
 
@@ -73,7 +73,7 @@ def run(options: Options) -> None:
 
 @dataclass(frozen=True)
 class _Study:
-    cohort: Cohort
+    cohort: StudyData
     methods: Sequence[Method]
     parts: Sequence[study.Part]
 
@@ -130,7 +130,7 @@ def _said(source: Source) -> dict[str, Any]:
 # --- Progress -------------------------------------------------------------------------------------
 def _carry_out(
     plans: Sequence[study.Part], options: Options, console: Console
-) -> list[tuple[study.Part, Run]]:
+) -> list[tuple[study.Part, MethodRun]]:
     found = []
     with _progress(plans, console) as report:
         for part, result, old in study.carry_out(plans, options.parts, options.jobs):

@@ -6,6 +6,7 @@ become (I + alpha C)^-1 s before the softmax.
 
 import logging
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from gpmil.models import saved_checks
 from gpmil.models.base import InstancePredictions
 from gpmil.models.batches import Batch
 from gpmil.models.checks import count, flag, one_of, word_or_number
-from gpmil.models.deep import DeepMIL
+from gpmil.models.deep import DeepMIL, NetworkSettings
 from gpmil.models.networks import Network, linear, segment_softmax, segment_sum
 from gpmil.models.smoothing import Graphs
 
@@ -102,7 +103,17 @@ class AttentionNetwork(Network):
 # ------------------------------------------------------------------ the estimator
 
 
-class AttentionMIL(DeepMIL):
+@dataclass(kw_only=True, eq=False, repr=False)
+class AttentionSettings(NetworkSettings):
+    """And those of attention; `AttentionMIL` says what they mean."""
+
+    gated: Any = False
+    smooth: Any = 0.0
+    smoothing: Any = "exact"
+    attention_dim: Any = 64
+
+
+class AttentionMIL(AttentionSettings, DeepMIL):
     """Attention-based MIL (Ilse et al. 2018), optionally gated and smoothed over neighbours.
 
     logit_b = w' sum_i a_i h_i + b with h_i = ReLU(W x_i + c) and a = softmax_i(s_i),
@@ -147,36 +158,6 @@ class AttentionMIL(DeepMIL):
     network_class = AttentionNetwork
     NUMBERS = DeepMIL.NUMBERS | {"smooth_": saved_checks.strength}
     smooth_: float
-
-    def __init__(
-        self,
-        *,
-        gated=False,
-        smooth=0.0,
-        smoothing="exact",
-        hidden_dim=128,
-        attention_dim=64,
-        dropout=0.0,
-        learning_rate=1e-4,
-        weight_decay=1e-2,
-        max_epochs=50,
-        batch_size=4,
-        validation=None,
-        patience=10,
-        class_weight="balanced",
-        standardize=True,
-        n_components=None,
-        random_state=None,
-        device=None,
-        dtype="float32",
-        verbose=False,
-    ):
-        given = locals()
-        super().__init__(**{name: given[name] for name in DeepMIL._get_param_names()})
-        self.gated = gated
-        self.smooth = smooth
-        self.smoothing = smoothing
-        self.attention_dim = attention_dim
 
     def attention(self, bags) -> Float[np.ndarray, " N"]:
         """The attention weight of every instance; they sum to one over each bag."""

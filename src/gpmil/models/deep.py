@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -26,7 +27,31 @@ ROOM = 2 * 2**30  # bytes of network inputs kept in memory while training on a C
 WEIGHTS = "weights."
 
 
-class DeepMIL(SavedModel):
+@dataclass(kw_only=True, eq=False, repr=False)
+class NetworkSettings:
+    """The settings of every network; `MeanPoolMIL` says what they mean.
+
+    A dataclass writes the constructor, in which scikit-learn looks for the names of settings.
+    """
+
+    hidden_dim: Any = 128
+    dropout: Any = 0.0
+    learning_rate: Any = 1e-4
+    weight_decay: Any = 1e-2
+    max_epochs: Any = 50
+    batch_size: Any = 4
+    validation: Any = None
+    patience: Any = 10
+    class_weight: Any = "balanced"
+    standardize: Any = True
+    n_components: Any = None
+    random_state: Any = None
+    device: Any = None
+    dtype: Any = "float32"
+    verbose: Any = False
+
+
+class DeepMIL(NetworkSettings, SavedModel):
     """A neural model of bags; a subclass names its network."""
 
     network_class: type[Network]
@@ -36,41 +61,6 @@ class DeepMIL(SavedModel):
     n_epochs_: int
     best_epoch_: int
     converged_: bool | None
-
-    def __init__(
-        self,
-        *,
-        hidden_dim=128,
-        dropout=0.0,
-        learning_rate=1e-4,
-        weight_decay=1e-2,
-        max_epochs=50,
-        batch_size=4,
-        validation=None,
-        patience=10,
-        class_weight="balanced",
-        standardize=True,
-        n_components=None,
-        random_state=None,
-        device=None,
-        dtype="float32",
-        verbose=False,
-    ):
-        self.hidden_dim = hidden_dim
-        self.dropout = dropout
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.max_epochs = max_epochs
-        self.batch_size = batch_size
-        self.validation = validation
-        self.patience = patience
-        self.class_weight = class_weight
-        self.standardize = standardize
-        self.n_components = n_components
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.verbose = verbose
 
     # --- What a subclass says ------------------------------------------------------------------
 

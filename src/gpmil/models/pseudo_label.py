@@ -6,6 +6,7 @@ integrate over the labels of the instances, these guess them, train, and guess a
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -40,7 +41,24 @@ STORED = {c.__name__: c for c in (LogisticRegression, SGDClassifier, MLPClassifi
 """Classifiers that are a few matrices, and are saved as such."""
 
 
-class PseudoLabelMIL(SavedModel):
+@dataclass(kw_only=True, eq=False, repr=False)
+class PseudoLabelSettings:
+    """The settings of `PseudoLabelMIL`, which says what they mean."""
+
+    classifier: Any = None
+    hidden: Any = 128
+    epochs: Any = 5
+    n_rounds: Any = 10
+    top: Any = 0.2
+    low: Any = 0.2
+    rest: Any = "left_out"
+    standardize: Any = True
+    n_components: Any = None
+    random_state: Any = None
+    verbose: Any = False
+
+
+class PseudoLabelMIL(PseudoLabelSettings, SavedModel):
     """A classifier of instances, trained in rounds on labels it gives them itself (PS-MIL).
 
     Instances of negative bags are negative in every round. Those of positive bags are all
@@ -110,33 +128,6 @@ class PseudoLabelMIL(SavedModel):
     classifier_: Any
     layers_: Layers | None  # the classifier as matrices, where it is no more than that
     history_: list[dict[str, Any]]
-
-    def __init__(
-        self,
-        *,
-        classifier=None,
-        hidden=128,
-        epochs=5,
-        n_rounds=10,
-        top=0.2,
-        low=0.2,
-        rest="left_out",
-        standardize=True,
-        n_components=None,
-        random_state=None,
-        verbose=False,
-    ):
-        self.classifier = classifier
-        self.hidden = hidden
-        self.epochs = epochs
-        self.n_rounds = n_rounds
-        self.top = top
-        self.low = low
-        self.rest = rest
-        self.standardize = standardize
-        self.n_components = n_components
-        self.random_state = random_state
-        self.verbose = verbose
 
     # --- Fit ----------------------------------------------------------------------------------
 

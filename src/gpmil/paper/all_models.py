@@ -1,6 +1,7 @@
 """Beyond the paper: every model side by side, slides and patches, with intervals."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -8,14 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gpmil.decide.metrics import Estimate, bag_metrics, patch_metrics
-from gpmil.paper.exhibit import Exhibit
-from gpmil.paper.results import Results, Run
+from gpmil.paper.exhibit import Exhibit, panels
+from gpmil.paper.results import MethodRun, Results
+from gpmil.paper.scores import deviation
 from gpmil.show import plots
 from gpmil.show.report import Table
 
 SLIDE = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss"}
 PATCH = {"auc": "AUC", "average_precision": "average precision", "within_bag_auc": "AUC in slides"}
 N_BOOTSTRAP = 400  # of every run
+exhibit = partial(Exhibit, "Beyond the paper", "all_models", "All models, with intervals")
 
 
 def build(results: Results) -> Exhibit:
@@ -25,7 +28,7 @@ def build(results: Results) -> Exhibit:
     unit = "slides" if results.test.groups is None else "patients"
     caption = (
         f"{results.name}: means over up to {runs} runs, with the 95 % interval over {unit} "
-        f"(DeLong's of the AUC, else {N_BOOTSTRAP} resamples a run; ends averaged over runs). "
+        f"(DeLong's of the AUC, else {N_BOOTSTRAP} resamples per run; ends averaged over runs). "
         f"{results.source}"
     )
     names = [f"slides: {name}" for name in SLIDE.values()]
@@ -36,10 +39,7 @@ def build(results: Results) -> Exhibit:
         [label, *(_cell(own, name) for name in names)]
         for label, own in found.groupby("method", sort=False)
     ]
-    return Exhibit(
-        "Beyond the paper",
-        "all_models",
-        "All models, with intervals",
+    return exhibit(
         _words(results, found),
         found,
         [Table(["method", *names], rows, caption, text=["method"])],
@@ -50,20 +50,19 @@ def build(results: Results) -> Exhibit:
 
 
 def frame(results: Results) -> pd.DataFrame:
-    """One row a method and metric."""
+    """One row per method and metric."""
     rows = []
-    for method in results.methods:
-        runs = results.of(method.key)
+    for method, runs in results.were_run():
         every = [_estimates(results, run) for run in runs]
-        for name in every[0] if every else ():
+        for name in every[0]:
             own = np.array([[e[name].value, e[name].low, e[name].high] for e in every])
             row = {"key": method.key, "method": method.label, "metric": name, "runs": len(runs)}
             row |= dict(zip(("mean", "low", "high"), own.mean(axis=0)))
-            rows.append(row | {"sd": own[:, 0].std(ddof=1) if len(runs) > 1 else np.nan})
+            rows.append(row | {"sd": deviation(own[:, 0])})
     return pd.DataFrame(rows)
 
 
-def _estimates(results: Results, run: Run) -> dict[str, Estimate]:
+def _estimates(results: Results, run: MethodRun) -> dict[str, Estimate]:
     test = results.test
     p = np.clip(run.probability, 1e-12, 1 - 1e-12)
     slides = bag_metrics(
@@ -111,11 +110,9 @@ def _words(results: Results, found: pd.DataFrame) -> Sequence[str]:
 
 
 def picture(found: pd.DataFrame, names: Sequence[str]) -> Figure:
-    """A panel a metric, a row a model."""
+    """One panel per metric, one row per model."""
     labels = list(dict.fromkeys(found["method"]))[::-1]
-    figure = plots.new_figure(10.6, 0.9 + 0.27 * len(labels))
-    figure.set_layout_engine("constrained")
-    axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    figure, (axes,) = panels(10.6, 0.9 + 0.27 * len(labels), 1, len(names), sharey=True)
     place = {label: k for k, label in enumerate(labels)}
     for ax, name in zip(axes, names):
         own = found[found["metric"] == name]

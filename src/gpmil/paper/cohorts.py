@@ -23,8 +23,8 @@ SIMULATED = (
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """Pairs of training and test slides: one pair for a given split, one a fold without."""
+class StudyData:
+    """Pairs of training and test slides: one pair for a given split, one per fold without."""
 
     slug: str
     name: str
@@ -48,42 +48,41 @@ class Cohort:
         return digest.hexdigest()
 
 
-def one_pair(slug: str, name: str, source: str, train: Bags, test: Bags, images=None) -> Cohort:
+def one_pair(slug: str, name: str, source: str, train: Bags, test: Bags, images=None) -> StudyData:
     """A cohort with one split."""
-    return Cohort(slug, name, source, [(train, test)], test, images)
+    return StudyData(slug, name, source, [(train, test)], test, images)
+
+
+def _counted(train: Bags, test: Bags) -> str:
+    return (
+        f"{len(train)} slides to train on ({train.labels.sum()} positive, {train.n_instances:,} "
+        f"patches) and {len(test)} to test on ({test.labels.sum()} positive, "
+        f"{test.n_instances:,} patches)"
+    )
 
 
 # --- Simulated ------------------------------------------------------------------------------------
-def sicapv2_like(seed: int = 0, quick: bool = False) -> Cohort:
+def sicapv2_like(seed: int = 0, quick: bool = False) -> StudyData:
     """95 training and 31 test slides, as in SICAPv2; quick: 24 and 12."""
     if quick:
         train = simulate.cohort(24, 16, n_features=32, seed=seed, part=0)
         test = simulate.cohort(12, 8, n_features=32, seed=seed, part=1)
     else:
         train, test = simulate.sicapv2_like(seed)
-    words = (
-        f"{SIMULATED} {len(train)} slides to train on ({train.labels.sum()} positive, "
-        f"{train.n_instances:,} patches) and {len(test)} to test on ({test.labels.sum()} positive, "
-        f"{test.n_instances:,} patches); SICAPv2 has 95 (70; 15,132) and 31 (25; 5,246)."
-    )
+    words = f"{SIMULATED} {_counted(train, test)}; SICAPv2 has 95 (70; 15,132) and 31 (25; 5,246)."
     name = "simulated cohort" if quick else "simulated SICAPv2-like cohort"
     return one_pair("sicapv2-like", name, words, train, test)
 
 
-def panda_like(scale: float, seed: int = 0, quick: bool = False) -> Cohort:
+def panda_like(scale: float, seed: int = 0, quick: bool = False) -> StudyData:
     """A share of 10,503 slides, 72 % of them positive; a fifth of them to test on."""
     n_all = max(40, round(10_503 * scale))
     n_test = round(PANDA_TEST * n_all)
+    settings: dict[str, Any] = {"n_features": 32 if quick else 128, "mean_size": 105.5}
     pieces = [
-        simulate.cohort(
-            n,
-            round(0.72 * n),
-            n_features=32 if quick else 128,
-            seed=seed,
-            part=2 + part,  # other slides than the SICAPv2-like ones
-            mean_size=105.5,
-        )
-        for part, n in enumerate((n_all - n_test, n_test))
+        # parts 2 and 3: other slides than the SICAPv2-like ones
+        simulate.cohort(n, round(0.72 * n), seed=seed, part=part, **settings)
+        for part, n in enumerate((n_all - n_test, n_test), start=2)
     ]
     patches = sum(piece.n_instances for piece in pieces)
     words = (
@@ -95,7 +94,9 @@ def panda_like(scale: float, seed: int = 0, quick: bool = False) -> Cohort:
 
 
 # --- The user's -----------------------------------------------------------------------------------
-def from_files(path: Path, n_folds: int = 5, images: Path | None = None, **reading: Any) -> Cohort:
+def from_files(
+    path: Path, n_folds: int = 5, images: Path | None = None, **reading: Any
+) -> StudyData:
     """A readable cohort: with a train and a test part, or cross-validated without.
 
     `reading` are options of `gpmil.read`: slide files, or a table of labels, are read by it. Parts
@@ -158,26 +159,24 @@ def _require_apart(parts: Mapping[str, Bags], labels: Any) -> None:
 
 
 def _labelled(bags: Bags, path: Path) -> Bags:
-    if (bags.labels < 0).any():
-        known = bags.labels >= 0
-        if not known.any():
-            raise ValueError(f"{path} has no slide labels: the experiments need one for each.")
-        return bags[known]
-    return bags
+    known = bags.labels >= 0
+    if len(bags) and not known.any():
+        raise ValueError(f"{path} has no slide labels: the experiments need one for each.")
+    return bags if known.all() else bags[known]
 
 
-def _given_split(slug: str, path: Path, parts: Mapping[str, Bags], images: Path | None) -> Cohort:
+def _given_split(
+    slug: str, path: Path, parts: Mapping[str, Bags], images: Path | None
+) -> StudyData:
     train, test = parts["train"], parts["test"]
     words = (
-        f"Read from {Path(path).name}: {len(train)} slides to train on ({train.labels.sum()} "
-        f"positive, {train.n_instances:,} patches) and {len(test)} to test on "
-        f"({test.labels.sum()} positive, {test.n_instances:,} patches). The paper's numbers are "
-        "those of SICAPv2 with 95 + 31 slides; they are comparable only if these are the same."
+        f"Read from {Path(path).name}: {_counted(train, test)}. The paper's numbers are those of "
+        "SICAPv2 with 95 + 31 slides; they are comparable only if these are the same."
     )
     return one_pair(slug, Path(path).stem, words, train, test, images)
 
 
-def _folded(slug: str, path: Path, bags: Bags, n_folds: int, images: Path | None) -> Cohort:
+def _folded(slug: str, path: Path, bags: Bags, n_folds: int, images: Path | None) -> StudyData:
     bags = bags[np.argsort(bags.names.astype(str), kind="stable")]
     if n_folds < 2 or min(np.bincount(bags.labels, minlength=2)) < n_folds:
         raise ValueError(
@@ -199,7 +198,7 @@ def _folded(slug: str, path: Path, bags: Bags, n_folds: int, images: Path | None
     )
     test = bags[np.concatenate([cut[1] for cut in cuts])]
     pairs = [(bags[a], bags[b]) for a, b in cuts]
-    return Cohort(slug, Path(path).stem, words, pairs, test, images)
+    return StudyData(slug, Path(path).stem, words, pairs, test, images)
 
 
 def _require_patients(bags: Bags, n_folds: int, path: Path) -> None:

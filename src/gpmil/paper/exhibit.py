@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -40,6 +41,11 @@ class Exhibit:
             self._png.append(plots.png(self.figure))
         return self._png[0]
 
+    @property
+    def words(self) -> list[str]:
+        """The paragraphs, and why something is missing."""
+        return [*self.paragraphs, *([self.missing] if self.missing else [])]
+
     def write(self, folder: Path) -> None:
         """slug.csv, slug.png and slug.md, those that there are."""
         if self.frame is not None:
@@ -51,8 +57,7 @@ class Exhibit:
 
     def markdown(self) -> str:
         """Heading, words, tables, and a link to the picture."""
-        pieces = [f"## {self.number}. {self.title}", *self.paragraphs]
-        pieces += [self.missing] if self.missing else []
+        pieces = [f"## {self.number}. {self.title}", *self.words]
         for table in self.tables:
             pieces.append(_markdown_table(table))
             pieces += [f"*{table.caption}*"] if table.caption else []
@@ -67,8 +72,16 @@ class Exhibit:
         if self.figure is not None:
             width = round(self.figure.get_size_inches()[0] * 96)
             pictures = [Picture(self.png(), self.alt, width, caption=self.caption)]
-        words = [*self.paragraphs, *([self.missing] if self.missing else [])]
-        return Section(f"{self.number}. {self.title}", words, self.tables, pictures)
+        return Section(f"{self.number}. {self.title}", self.words, self.tables, pictures)
+
+
+def panels(
+    width: float, height: float, rows: int = 1, columns: int = 1, sharey: bool = False
+) -> tuple[Figure, np.ndarray]:
+    """A figure of this size in inches, and its axes (rows, columns)."""
+    figure = plots.new_figure(width, height)
+    figure.set_layout_engine("constrained")
+    return figure, figure.subplots(rows, columns, sharey=sharey, squeeze=False)
 
 
 def _markdown_table(table: Table) -> str:

@@ -1,6 +1,6 @@
 """Figure 1: the graphical models of VGPMIL-PR and VGPMIL-PR-I, and of VGPMIL for comparison.
 
-Lengths are in inches: nodes lie on one line a model, plates are rectangles round them.
+Lengths are in inches: nodes lie on one line per model, plates are rectangles round them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class Plate:
 
 
 @dataclass(frozen=True)
-class Model:
+class GraphicalModel:
     """One graphical model: its nodes, what is repeated, and arrows between nodes or plates."""
 
     heading: str
@@ -51,7 +51,7 @@ BAGS = r"$b\in\mathcal{B}$"
 INSTANCES = r"$i\in b$"
 
 MODELS = (
-    Model(
+    GraphicalModel(
         "(a) VGPMIL-PR",
         (
             r"$\mathbf{m}_b\,|\,\mathbf{f}_b\;\sim\;\mathcal{N}(\mathbf{f}_b,\ \mathbf{I})$",
@@ -61,7 +61,7 @@ MODELS = (
         {"M": INDUCING, "i": Plate("fm", INSTANCES), "b": Plate("fmy", BAGS, OUTER)},
         (("u", "f"), ("f", "m"), ("m", "y")),
     ),
-    Model(
+    GraphicalModel(
         "(b) VGPMIL-PR-I",
         (
             r"$\mathbf{m}_b\,|\,\mathbf{f}_b\;\sim\;"
@@ -79,7 +79,7 @@ MODELS = (
         # From plate to plate: every m_i depends on all f_j of its bag.
         (("u", "f"), ("if", "im"), ("m", "y")),
     ),
-    Model(
+    GraphicalModel(
         "(c) VGPMIL",
         (
             r"$\mathrm{p}(h_i=1\,|\,f_i)=1/(1+e^{-f_i})$",
@@ -117,7 +117,7 @@ def build() -> Exhibit:
     )
 
 
-def _draw(ax: Axes, model: Model, y: float) -> None:
+def _draw(ax: Axes, model: GraphicalModel, y: float) -> None:
     ax.text(0.15, y + 0.36, model.heading, fontsize=FONT + 2, color=INK, weight="bold")
     for line, formula in enumerate(model.formulas):
         _text(ax, 0.15, y + 0.08 - 0.27 * line, formula, FONT + 1, MUTED, "left", "baseline")
@@ -132,7 +132,7 @@ def _draw(ax: Axes, model: Model, y: float) -> None:
         ax.add_patch(_arrow((tail, y), (head, y)))
 
 
-def _sides(model: Model, name: str) -> tuple[float, float]:
+def _sides(model: GraphicalModel, name: str) -> tuple[float, float]:
     """Left and right of a node or plate: where arrows end and begin."""
     if name in model.plates:
         return model.plates[name].sides()

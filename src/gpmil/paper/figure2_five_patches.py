@@ -10,11 +10,12 @@ from matplotlib.patches import Rectangle
 
 from gpmil.coupling.operator import Coupling
 from gpmil.data.graphs import adjacency_from_coords, laplacian
-from gpmil.paper.exhibit import Exhibit
-from gpmil.show.plots import FONT, INK, MUTED, NEGATIVE, POSITIVE, new_figure
+from gpmil.paper.exhibit import Exhibit, panels
+from gpmil.show.plots import FONT, INK, MUTED, NEGATIVE, POSITIVE
 
 COORDS = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])  # P1, ..., P5
 OFFSETS = np.array([0, len(COORDS)])
+ADJACENCY = adjacency_from_coords(COORDS, OFFSETS, graph="grid4", step=1.0)
 STRENGTHS = (0.5, 10.0)
 DIVERGING = LinearSegmentedColormap.from_list("coupling", [NEGATIVE, "white", POSITIVE])
 
@@ -23,27 +24,23 @@ Matrix = Float[np.ndarray, "n n"]
 
 def coupling_matrix() -> Matrix:
     """C_b of the five patches: sum over contiguous i < j of (m_i - m_j)^2 = m^T C_b m."""
-    adjacency = adjacency_from_coords(COORDS, OFFSETS, graph="grid4", step=1.0)
-    return laplacian(adjacency).toarray()
+    return laplacian(ADJACENCY).toarray()
 
 
 def covariance(strength: float) -> Matrix:
     """Sigma_b = (I + lambda C_b)^-1, eq. (mgf_ising)."""
-    adjacency = adjacency_from_coords(COORDS, OFFSETS, graph="grid4", step=1.0)
     identity = torch.eye(len(COORDS), dtype=torch.float64)
-    return Coupling(adjacency, OFFSETS, strength).apply(identity).numpy()
+    return Coupling(ADJACENCY, OFFSETS, strength).apply(identity).numpy()
 
 
 def build() -> Exhibit:
     """The layout of the patches, C_b, and Sigma_b for a weak and a strong coupling."""
     matrix = coupling_matrix()
     names = [f"P{i + 1}" for i in range(len(COORDS))]
-    figure = new_figure(10.0, 2.95)
-    figure.set_layout_engine("constrained")
-    layout, *panels = figure.subplots(1, 2 + len(STRENGTHS))
+    figure, ((layout, first, *others),) = panels(10.0, 2.95, 1, 2 + len(STRENGTHS))
     _draw_layout(layout, names)
-    _draw_matrix(panels[0], matrix, names, "{:.0f}", r"$\mathbf{C}_b$")
-    for ax, strength in zip(panels[1:], STRENGTHS):
+    _draw_matrix(first, matrix, names, "{:.0f}", r"$\mathbf{C}_b$")
+    for ax, strength in zip(others, STRENGTHS):
         heading = rf"$\Sigma_b=(\mathbf{{I}}+\lambda\mathbf{{C}}_b)^{{-1}},\ \lambda={strength:g}$"
         _draw_matrix(ax, covariance(strength), names, "{:.2f}", heading)
     low, high = (covariance(strength) for strength in STRENGTHS)

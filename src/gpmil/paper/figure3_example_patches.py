@@ -1,5 +1,6 @@
 """Figure 3: two cancerous and two non-cancerous patches of test slides, where images are given."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -8,15 +9,15 @@ from jaxtyping import Bool, Int
 from matplotlib.figure import Figure
 from PIL import Image
 
-from gpmil.paper.exhibit import Exhibit
-from gpmil.paper.patch_rows import Row, patch_rows, short
+from gpmil.paper.exhibit import Exhibit, panels
+from gpmil.paper.patch_rows import Row, lower_median, patch_rows, short
 from gpmil.paper.results import Results
-from gpmil.show.plots import FONT, INK, MUTED, new_figure
+from gpmil.show.plots import FONT, INK, MUTED
 
-EACH = 2  # patches of a class
+EACH = 2  # patches per class
 CLASSES = ((1, "cancerous"), (0, "non-cancerous"))
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff")
-NUMBER, SLUG, TITLE = "Figure 3", "figure3_example_patches", "Example patches"
+exhibit = partial(Exhibit, "Figure 3", "figure3_example_patches", "Example patches")
 
 Patches = Int[np.ndarray, " n"]
 
@@ -39,18 +40,14 @@ def build(results: Results) -> Exhibit:
     """Cut typical patches of either class out of the images of the slides."""
     reason = _why_not(results)
     if reason:
-        return Exhibit(NUMBER, SLUG, TITLE, missing=f"There are no example patches: {reason}")
+        return exhibit(missing=f"There are no example patches: {reason}")
     row = _preferred(results)
     found = [find(results, label, row) for label, _ in CLASSES]
     reasons = list(dict.fromkeys(reason for one in found for reason in one.reasons))
     shown = [(patch, name) for one, (_, name) in zip(found, CLASSES) for patch in one.patches]
     if not shown:
-        words = f"There are no example patches: {reasons[0]}"
-        return Exhibit(NUMBER, SLUG, TITLE, missing=words)
-    return Exhibit(
-        NUMBER,
-        SLUG,
-        TITLE,
+        return exhibit(missing=f"There are no example patches: {reasons[0]}")
+    return exhibit(
         frame=_frame(results, [patch.number for patch, _ in shown], row),
         figure=_figure(results, shown),
         alt="Photographs of patches: " + ", ".join(name for _, name in shown) + ".",
@@ -72,9 +69,8 @@ def _caption(row: Row | None, reasons: list[str]) -> str:
 
 
 def _figure(results: Results, shown: list[tuple[Patch, str]]) -> Figure:
-    figure = new_figure(1.9 * len(shown) + 0.2, 2.3)
-    figure.set_layout_engine("constrained")
-    for ax, (patch, name) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown):
+    figure, (axes,) = panels(1.9 * len(shown) + 0.2, 2.3, 1, len(shown))
+    for ax, (patch, name) in zip(axes, shown):
         ax.imshow(np.asarray(patch.image), interpolation="bicubic")
         ax.set_axis_off()
         ax.set_title(name, fontsize=FONT + 1, color=INK)
@@ -145,7 +141,7 @@ def find(results: Results, label: int, row: Row | None) -> Found:
         if not len(own):
             found.reasons.append(f"no such patch lies inside the image of {test.names[slide]}.")
             continue
-        middle = int(own[np.argsort(value[own], kind="stable")][(len(own) - 1) // 2])
+        middle = lower_median(own, value)
         found.patches.append(Patch(middle, image.crop(_box(results, middle))))
     return found
 

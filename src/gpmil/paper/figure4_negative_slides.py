@@ -1,20 +1,21 @@
 """Figure 4: the patch probabilities inside each negative test slide, sorted."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpmil.paper.exhibit import Exhibit
+from gpmil.paper.exhibit import Exhibit, panels
 from gpmil.paper.patch_rows import (
-    RIGHT,
-    WRONG,
     Row,
     in_lines,
     patch_rows,
     said,
     short,
+    verdict,
     without_patches,
 )
 from gpmil.paper.results import Results
@@ -23,23 +24,23 @@ from gpmil.show import plots
 MOST = 6  # slides, as many as the paper has
 TICKS = (0.0, 0.1, 0.5, 1.0)
 HEADROOM = 1.5  # end of the axis: above 1 stands whether the slide is right
-NUMBER, SLUG = "Figure 4", "figure4_negative_slides"
-TITLE = "Patch probabilities inside negative slides"
+exhibit = partial(
+    Exhibit,
+    "Figure 4",
+    "figure4_negative_slides",
+    "Patch probabilities inside negative slides",
+)
 
 
 def build(results: Results) -> Exhibit:
-    """Sorted patch probabilities: a row a method, a column a negative slide."""
+    """Sorted patch probabilities: one row per method, one column per negative slide."""
     rows, slides = patch_rows(results), _slides(results)
     if not len(slides):
-        reason = "There is no negative slide in the test set: nothing to draw."
-        return Exhibit(NUMBER, SLUG, TITLE, missing=reason)
+        return exhibit(missing="There is no negative slide in the test set: nothing to draw.")
     if not rows:
         reason = "None of the methods that were run gives patch probabilities: nothing to draw."
-        return Exhibit(NUMBER, SLUG, TITLE, missing=reason)
-    return Exhibit(
-        NUMBER,
-        SLUG,
-        TITLE,
+        return exhibit(missing=reason)
+    return exhibit(
         frame=_frame(results, rows, slides),
         figure=_figure(results, rows, slides),
         alt="A panel for each method and negative slide with the sorted probabilities of its "
@@ -92,9 +93,8 @@ def _caption(results: Results, rows: list[Row], slides: np.ndarray) -> str:
 # --- Drawing --------------------------------------------------------------------------------------
 def _figure(results: Results, rows: list[Row], slides: np.ndarray) -> Figure:
     test = results.test
-    figure = plots.new_figure(1.55 * len(slides) + 0.8, 1.3 * len(rows) + 0.5)
-    figure.set_layout_engine("constrained")
-    axes = figure.subplots(len(rows), len(slides), sharey=True, squeeze=False)
+    size = 1.55 * len(slides) + 0.8, 1.3 * len(rows) + 0.5
+    figure, axes = panels(*size, len(rows), len(slides), sharey=True)
     for row, line in zip(rows, axes):
         patches, right = test.split(row.patches), row.right(test.labels)
         for b, ax in zip(slides, line):
@@ -103,14 +103,14 @@ def _figure(results: Results, rows: list[Row], slides: np.ndarray) -> Figure:
         line[0].set_ylabel(in_lines(row.method.label), fontsize=plots.FONT, color=plots.INK)
     for b, top, bottom in zip(slides, axes[0], axes[-1]):
         top.set_title(short(str(test.names[b])), fontsize=plots.FONT - 1, color=plots.INK)
-        size = test.sizes[b]
-        words = f"{size} patch{'es' if size > 1 else ''}"
+        n = test.sizes[b]
+        words = f"{n} patch{'es' if n > 1 else ''}"
         bottom.set_xlabel(words, fontsize=plots.FONT - 1, color=plots.MUTED)
     return figure
 
 
 def _bars(ax: Axes, values: Float[np.ndarray, " n"]) -> None:
-    """A bar a patch, on the square-root scale."""
+    """One bar per patch, on the square-root scale."""
     plots.style(ax)
     ax.set_yscale("function", functions=(_signed_root, _signed_square))
     ax.stairs(values, np.arange(len(values) + 1), fill=True, color=plots.NEGATIVE, linewidth=0)
@@ -125,12 +125,13 @@ def _bars(ax: Axes, values: Float[np.ndarray, " n"]) -> None:
 
 def _mark(ax: Axes, right: bool, probability: float) -> None:
     """Whether the slide is classified correctly, in words and in the colour of the axes."""
-    colour = RIGHT if right else WRONG
+    word, colour = verdict(right)
     for spine in ax.spines.values():
         spine.set(visible=True, color=colour, linewidth=1.6)
     ax.tick_params(axis="y", color=colour, width=1.2)
-    words = f"{'right' if right else 'wrong'}, {said(probability)}"
-    ax.text(0.04, 0.96, words, transform=ax.transAxes, va="top", color=colour)
+    ax.text(
+        0.04, 0.96, f"{word}, {said(probability)}", transform=ax.transAxes, va="top", color=colour
+    )
     ax.texts[-1].set_fontsize(plots.FONT - 1)
 
 

@@ -1,6 +1,7 @@
 """Figure 5: heat maps of the compared methods for a negative and a positive test slide."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,28 +16,28 @@ from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.figure3_example_patches import slide_image
 from gpmil.paper.methods import DEFAULT, key_of
 from gpmil.paper.patch_rows import (
-    RIGHT,
-    WRONG,
     Row,
     in_lines,
+    lower_median,
     patch_rows,
     said,
+    verdict,
     without_patches,
 )
 from gpmil.paper.results import Results
 from gpmil.show import heatmaps
 from gpmil.show.plots import FONT, INK, MUTED, new_figure
 
-NUMBER, SLUG, TITLE = "Figure 5", "figure5_heat_maps", "Where cancer is predicted: heat maps"
+exhibit = partial(Exhibit, "Figure 5", "figure5_heat_maps", "Where cancer is predicted: heat maps")
 PANEL = 1.95  # width in inches
 SHORTEST, TALLEST = 1.2, 2.8  # heights of a panel
 HEAD, FOOT, SIDE = 0.68, 0.32, 0.75  # inches above and below a panel, and for the colour bar
-LARGEST_IMAGE = 1200  # pixels a side; more is not seen
+LARGEST_IMAGE = 1200  # pixels per side; more is not seen
 LETTERS = "abcdefgh"
 
 
 @dataclass(frozen=True)
-class Slide:
+class ShownSlide:
     """A slide of the figure: its number in the test set, and why it was chosen."""
 
     index: int
@@ -70,13 +71,10 @@ def build(results: Results) -> Exhibit:
     rows = patch_rows(results)
     reason = _why_not(results, rows)
     if reason:
-        return Exhibit(NUMBER, SLUG, TITLE, missing=f"There are no heat maps: {reason}")
+        return exhibit(missing=f"There are no heat maps: {reason}")
     chosen = [pick for pick in (negative_slide(results), positive_slide(results)) if pick]
     slides = [_slide(results, index, words) for index, words in chosen]
-    return Exhibit(
-        NUMBER,
-        SLUG,
-        TITLE,
+    return exhibit(
         frame=_frame(results, rows, slides),
         figure=_figure(results, rows, slides),
         alt="Lines of maps of one slide each: the image or the true labels, then the patch "
@@ -123,25 +121,19 @@ def positive_slide(results: Results) -> tuple[int, str] | None:
     benign = np.array([(part == 0).sum() for part in test.split(test.instance_labels)])
     mixed = np.flatnonzero((test.labels == 1) & (lesion > 0) & (benign > 0))
     if len(mixed):
-        return _median(
-            mixed, lesion
-        ), "the positive slide with the median number of cancerous patches"
+        words = "the positive slide with the median number of cancerous patches"
+        return lower_median(mixed, lesion), words
     positive = np.flatnonzero(test.labels == 1)
     if not len(positive):
         return None
-    return _median(positive, test.sizes), "the positive slide of median size"
-
-
-def _median(slides: Int[np.ndarray, " s"], size: Int[np.ndarray, " B"]) -> int:
-    """The lower median of the slides by size."""
-    return int(slides[np.argsort(size[slides], kind="stable")][(len(slides) - 1) // 2])
+    return lower_median(positive, test.sizes), "the positive slide of median size"
 
 
 def _highest(results: Results, values: Float[np.ndarray, " N"]) -> Float[np.ndarray, " B"]:
     return np.maximum.reduceat(values, results.test.offsets[:-1])
 
 
-def _slide(results: Results, index: int, chosen: str) -> Slide:
+def _slide(results: Results, index: int, chosen: str) -> ShownSlide:
     test = results.test
     assert test.coords is not None and test.step is not None
     layout = heatmaps.lay_out(test.split(test.coords)[index], test.step[index])
@@ -150,11 +142,11 @@ def _slide(results: Results, index: int, chosen: str) -> Slide:
         image, reason = slide_image(results, index)
     else:
         image, reason = None, "the patches lie on a line."
-    return Slide(index, chosen, layout, truth, image, reason)
+    return ShownSlide(index, chosen, layout, truth, image, reason)
 
 
 # --- Words and numbers ----------------------------------------------------------------------------
-def _caption(results: Results, slides: list[Slide]) -> str:
+def _caption(results: Results, slides: list[ShownSlide]) -> str:
     lines = [
         f"{results.test.names[slide.index]} is {slide.chosen}"
         + (f"; for its image: {slide.no_image}" if slide.no_image and results.images else "")
@@ -173,7 +165,7 @@ def _caption(results: Results, slides: list[Slide]) -> str:
     ).replace("..", ".")
 
 
-def _frame(results: Results, rows: list[Row], slides: list[Slide]) -> pd.DataFrame:
+def _frame(results: Results, rows: list[Row], slides: list[ShownSlide]) -> pd.DataFrame:
     test = results.test
     assert test.coords is not None
     parts = []
@@ -194,35 +186,32 @@ def _frame(results: Results, rows: list[Row], slides: list[Slide]) -> pd.DataFra
 
 
 # --- Drawing (lengths in inches) ------------------------------------------------------------------
-def _figure(results: Results, rows: list[Row], slides: list[Slide]) -> Figure:
+def _figure(results: Results, rows: list[Row], slides: list[ShownSlide]) -> Figure:
     wide = (1 + len(rows)) * (PANEL + 0.1) + SIDE
     figure = new_figure(wide, sum(HEAD + slide.height + FOOT for slide in slides))
-    top = figure.get_size_inches()[1]
+    top = tall = figure.get_size_inches()[1]
     for slide in slides:
         bottom = top - HEAD - slide.height
-        figure.text(0.05 / wide, _up(figure, top - 0.2), _heading(results, slide))
+        figure.text(0.05 / wide, (top - 0.2) / tall, _heading(results, slide))
         figure.texts[-1].set(fontsize=FONT + 1, color=INK, weight="bold")
         _draw_line(figure, results, rows, slide, bottom)
         top = bottom - FOOT
     return figure
 
 
-def _up(figure: Figure, inches: float) -> float:
-    return float(inches / figure.get_size_inches()[1])
-
-
-def _heading(results: Results, slide: Slide) -> str:
+def _heading(results: Results, slide: ShownSlide) -> str:
     kind = "cancerous" if results.test.labels[slide.index] == 1 else "non-cancerous"
     return f"{results.test.names[slide.index]}: {kind}"
 
 
 def _draw_line(
-    figure: Figure, results: Results, rows: list[Row], slide: Slide, bottom: float
+    figure: Figure, results: Results, rows: list[Row], slide: ShownSlide, bottom: float
 ) -> None:
     values = [results.test.split(row.patches)[slide.index] for row in rows]
     highest = float(np.max(values))
     norm = PowerNorm(0.5, vmin=0.0, vmax=highest if highest > 0 else 1.0)
-    axes = [_panel(figure, column, bottom, slide.height) for column in range(1 + len(rows))]
+    places = [(0.05 + column * (PANEL + 0.1), bottom) for column in range(2 + len(rows))]
+    axes = [_axes(figure, place, PANEL, slide.height) for place in places[:-1]]
     _draw_slide(axes[0], slide)
     for ax, row, patches in zip(axes[1:], rows, values):
         heatmaps.draw(ax, slide.layout, patches).set_norm(norm)
@@ -231,17 +220,17 @@ def _draw_line(
     headings = [slide.heading, *(in_lines(row.method.label) for row in rows)]
     for ax, letter, heading in zip(axes, LETTERS, headings):
         ax.set_title(f"({letter}) {heading}", fontsize=FONT, color=INK, pad=4)
-    _colour_bar(figure, norm, bottom, slide.height, len(axes))
+    left = places[-1][0] + 0.05
+    _colour_bar(figure, norm, _axes(figure, (left, bottom), 0.1, slide.height))
 
 
-def _panel(figure: Figure, column: int, bottom: float, height: float) -> Axes:
-    wide = figure.get_size_inches()[0]
-    left = 0.05 + column * (PANEL + 0.1)
-    place = (left / wide, _up(figure, bottom), PANEL / wide, _up(figure, height))
-    return figure.add_axes(place)
+def _axes(figure: Figure, place: tuple[float, float], width: float, height: float) -> Axes:
+    """Axes with their lower left corner at a place."""
+    wide, tall = figure.get_size_inches()
+    return figure.add_axes((place[0] / wide, place[1] / tall, width / wide, height / tall))
 
 
-def _draw_slide(ax: Axes, slide: Slide) -> None:
+def _draw_slide(ax: Axes, slide: ShownSlide) -> None:
     if slide.image is None:
         _draw_tissue(ax, slide)
         return
@@ -253,7 +242,7 @@ def _draw_slide(ax: Axes, slide: Slide) -> None:
     heatmaps.outline(ax, slide.layout, slide.truth == 1)
 
 
-def _draw_tissue(ax: Axes, slide: Slide) -> None:
+def _draw_tissue(ax: Axes, slide: ShownSlide) -> None:
     if slide.labelled:
         heatmaps.draw_truth(ax, slide.layout, slide.truth)
         _below(ax, "red: cancerous, grey: not", MUTED)
@@ -264,13 +253,12 @@ def _draw_tissue(ax: Axes, slide: Slide) -> None:
 
 
 def _verdict(
-    results: Results, row: Row, slide: Slide, patches: Float[np.ndarray, " n"]
+    results: Results, row: Row, slide: ShownSlide, patches: Float[np.ndarray, " n"]
 ) -> tuple[str, str]:
     """The highest patch, the slide, and whether that is right; and its colour."""
-    right = bool(row.right(results.test.labels)[slide.index])
+    word, colour = verdict(bool(row.right(results.test.labels)[slide.index]))
     slide_says = said(float(row.run.probability[slide.index]))
-    word = "right" if right else "wrong"
-    return f"highest {patches.max():.2f}; slide {slide_says}, {word}", RIGHT if right else WRONG
+    return f"highest {patches.max():.2f}; slide {slide_says}, {word}", colour
 
 
 def _below(ax: Axes, text: str, colour: str) -> None:
@@ -288,10 +276,7 @@ def _below(ax: Axes, text: str, colour: str) -> None:
     )
 
 
-def _colour_bar(figure: Figure, norm: PowerNorm, bottom: float, height: float, panels: int) -> None:
-    wide = figure.get_size_inches()[0]
-    left = 0.05 + panels * (PANEL + 0.1) + 0.05
-    ax = figure.add_axes((left / wide, _up(figure, bottom), 0.1 / wide, _up(figure, height)))
+def _colour_bar(figure: Figure, norm: PowerNorm, ax: Axes) -> None:
     bar = figure.colorbar(ScalarMappable(norm, heatmaps.PROBABILITY), cax=ax)
     bar.outline.set_visible(False)
     bar.set_label("probability", fontsize=FONT - 1, color=INK)

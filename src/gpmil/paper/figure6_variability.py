@@ -1,5 +1,7 @@
 """Figure 6: how much the patch probabilities vary inside a slide, against the coupling."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
@@ -8,13 +10,14 @@ from matplotlib.figure import Figure
 
 from gpmil.data.bags import Bags
 from gpmil.paper import reported
-from gpmil.paper.exhibit import Exhibit
+from gpmil.paper.exhibit import Exhibit, panels
 from gpmil.paper.results import Results
-from gpmil.show.plots import FONT, INK, MUTED, NEGATIVE, POSITIVE, new_figure, style
+from gpmil.show.plots import FONT, INK, MUTED, NEGATIVE, POSITIVE, style
 
 REPORTED_VGPMIL = reported.numbers()["figure6"]["vgpmil"]  # its figure has no other number
 OFF_AXIS = 1.5  # times the largest of the others: VGPMIL becomes a note
-NUMBER, SLUG, TITLE = (
+exhibit = partial(
+    Exhibit,
     "Figure 6",
     "figure6_variability",
     "Variability inside slides against the coupling",
@@ -42,11 +45,8 @@ def build(results: Results) -> Exhibit:
     frame = _frame(results)
     if not (frame["coupling"] > 0).any():
         reason = "VGPMIL-PR-I was not run with given couplings: nothing to draw."
-        return Exhibit(NUMBER, SLUG, TITLE, missing=reason)
-    return Exhibit(
-        NUMBER,
-        SLUG,
-        TITLE,
+        return exhibit(missing=reason)
+    return exhibit(
         frame=frame,
         figure=_figure(frame),
         alt="Two panels: the standard deviation of patch probabilities inside a slide, and the "
@@ -57,12 +57,10 @@ def build(results: Results) -> Exhibit:
 
 def _frame(results: Results) -> pd.DataFrame:
     rows = []
-    for method in results.methods:
-        if method.key not in ("vgpmil", "pr") and not method.key.startswith("pri-"):
-            continue
+    for method, runs in results.were_run():
         # VGPMIL-PR is VGPMIL-PR-I with lambda = 0; VGPMIL has no lambda.
         coupling = {"vgpmil": np.nan, "pr": 0.0}.get(method.key, method.coupling)
-        for k, run in enumerate(results.of(method.key)):
+        for k, run in enumerate(runs if coupling is not None else ()):
             if run.patch_probability is not None:
                 measures = (
                     variability(results.test, run.patch_probability),
@@ -111,9 +109,8 @@ def _course(frame: pd.DataFrame) -> str:
 
 # --- Drawing --------------------------------------------------------------------------------------
 def _figure(frame: pd.DataFrame) -> Figure:
-    figure = new_figure(8.2, 3.2)
-    figure.set_layout_engine("constrained")
-    for ax, (measure, words) in zip(figure.subplots(1, len(MEASURES)), MEASURES):
+    figure, (axes,) = panels(8.2, 3.2, 1, len(MEASURES))
+    for ax, (measure, words) in zip(axes, MEASURES):
         _curve(ax, _summary(frame, measure))
         style(ax, "coupling λ (log scale)", words)
         _levels(ax, frame, measure)

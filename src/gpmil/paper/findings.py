@@ -3,25 +3,26 @@
 A finding that does not hold here is said not to hold; one that cannot be judged says why.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from sklearn.metrics import roc_auc_score
 
-from gpmil.paper import scores, table3_confusion
+from gpmil.paper import scores
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.figure6_variability import variability
 from gpmil.paper.methods import COUPLINGS, DEFAULT, key_of
-from gpmil.paper.results import Results, Run
+from gpmil.paper.results import MethodRun, Results
 from gpmil.show.report import Table
 
 PRI = tuple(map(key_of, COUPLINGS))
 MAIN = key_of(DEFAULT)
-STRONGEST = PRI[-1]
 SAME_COST = 1.25  # largest mean training time over smallest that counts as the same
 LITTLE = 1.0  # points of accuracy: a deviation over runs that counts as little
+
+Judged = tuple[bool | None, str]
 
 
 @dataclass(frozen=True)
@@ -43,106 +44,108 @@ def build(results: Results, panda: Results | None = None) -> Exhibit:
     found = check(results, panda)
     rows = [[f.claim, f.verdict, f.evidence] for f in found]
     columns = ["the paper finds", "here", "evidence"]
-    judged = [f for f in found if f.holds is not None]
-    right = sum(bool(f.holds) for f in judged)
-    lead = f"{right} of {len(judged)} findings hold on the {results.name}."
+    strong = [k for k, f in enumerate(found) if f.holds]
+    judged = sum(f.holds is not None for f in found)
     return Exhibit(
         "Findings",
         "findings",
         "What the paper concludes, checked here",
-        [lead, results.source],
+        [f"{len(strong)} of {judged} findings hold on the {results.name}.", results.source],
         pd.DataFrame(rows, columns=columns),
-        [
-            Table(
-                columns,
-                rows,
-                text=[columns[1]],
-                strong=[k for k, f in enumerate(found) if f.holds],
-                sentences=[columns[0], columns[2]],
-            )
-        ],
+        [Table(columns, rows, text=columns[1:2], strong=strong, sentences=columns[::2])],
     )
 
 
 def check(results: Results, panda: Results | None = None) -> list[Finding]:
     """Every finding; those about patches need known patch labels."""
-    found: list[Finding] = []
-    for claim, judge in CLAIMS:
-        found += _judge(claim, judge, results)
+    found = [_judge(claim, judge, results) for claim, judge in CLAIMS]
     if panda is not None:
         claim = "On the large cohort VGPMIL-PR-I has the highest slide accuracy of all models."
-        found += _judge(claim, _panda, panda)
+        found.append(_judge(claim, _panda, panda))
     return found
-
-
-Judged = tuple[bool | None, str]
 
 
 class _CannotJudge(Exception):
     """The runs or labels that a finding needs are not there."""
 
 
-def _judge(claim: str, judge: Callable[[Results], Judged], results: Results) -> list[Finding]:
+def _judge(claim: str, judge: Callable[[Results], Judged], results: Results) -> Finding:
     try:
-        return [Finding(claim, *judge(results))]
+        return Finding(claim, *judge(results))
     except _CannotJudge as reason:
-        return [Finding(claim, None, str(reason))]
+        return Finding(claim, None, str(reason))
 
 
-def _runs(results: Results, key: str) -> list[Run]:
+def _runs(results: Results, key: str) -> list[MethodRun]:
     runs = results.of(key)
     if not runs:
         raise _CannotJudge(f"{key} was not run.")
     return runs
 
 
-# --- Patches --------------------------------------------------------------------------------------
-def _patch(results: Results, key: str, metric: str = "accuracy") -> float:
+def _patches(results: Results, key: str) -> list[np.ndarray]:
+    """The patch probabilities of every run that has them."""
+    every = [run.patch_probability for run in _runs(results, key)]
+    return [p for p in every if p is not None]
+
+
+def _require_patch_labels(results: Results) -> None:
     if not results.knows_patches:
         raise _CannotJudge("no test patches of both classes with known labels.")
-    runs = _runs(results, key)
-    return float(np.mean([scores.of_patches(results, run)[metric] for run in runs]))
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def _along_lambda(before: str, after: Sequence[float], unit: str = "", digits: int = 2) -> str:
+    """VGPMIL-PR, and VGPMIL-PR-I at every lambda, in words."""
+    return f"VGPMIL-PR {before}; VGPMIL-PR-I {_listed(after, digits)}{unit} for λ = {_lambdas()}"
+
+
+def _lambdas() -> str:
+    return ", ".join(f"{c:g}" for c in COUPLINGS)
+
+
+def _listed(values: Sequence[float], digits: int = 2) -> str:
+    return ", ".join(f"{value:.{digits}f}".rstrip("0").rstrip(".") for value in values)
+
+
+# --- Patches --------------------------------------------------------------------------------------
+def _patch(results: Results, key: str) -> float:
+    """Mean accuracy over runs."""
+    _require_patch_labels(results)
+    return _mean(scores.of_patches(results, r)["accuracy"] for r in _runs(results, key))
 
 
 def _patch_auc(results: Results, key: str) -> float:
-    if not results.knows_patches:
-        raise _CannotJudge("no test patches of both classes with known labels.")
-    labels = results.test.instance_labels
-    assert labels is not None
-    known = labels >= 0
-    every = [run.patch_probability for run in _runs(results, key)]
-    return float(np.mean([roc_auc_score(labels[known], p[known]) for p in every if p is not None]))
+    _require_patch_labels(results)
+    known, truth = results.known, results.patch_truth
+    return _mean(roc_auc_score(truth, p[known]) for p in _patches(results, key))
 
 
 def _coupling_and_accuracy(results: Results) -> Judged:
     before, after = _patch(results, "pr"), [_patch(results, key) for key in PRI]
-    words = f"VGPMIL-PR {before:.2f} %; VGPMIL-PR-I {_listed(after)} % for λ = {_lambdas()}"
-    if max(_highest(results, key) for key in ("pr", *PRI)) <= 0.5:
+    words = _along_lambda(f"{before:.2f} %", after, " %")
+    if max(p.max() for key in ("pr", *PRI) for p in _patches(results, key)) <= 0.5:
         return False, words + ". No patch passes 0.5 under any of them: nothing can differ."
     return after[PRI.index(MAIN)] > before, words
 
 
-def _highest(results: Results, key: str) -> float:
-    every = [run.patch_probability for run in _runs(results, key)]
-    return max(float(p.max()) for p in every if p is not None)
-
-
 def _coupling_and_auc(results: Results) -> Judged:
     before, after = _patch_auc(results, "pr"), [_patch_auc(results, key) for key in PRI]
-    words = f"AUC: VGPMIL-PR {before:.3f}; VGPMIL-PR-I {_listed(after, 3)} for λ = {_lambdas()}"
+    words = "AUC: " + _along_lambda(f"{before:.3f}", after, digits=3)
     return all(value > before for value in after), words
 
 
 def _coupling_and_marks(results: Results) -> Judged:
-    labels = results.test.instance_labels
-    if not results.knows_patches or labels is None:
-        raise _CannotJudge("no test patches of both classes with known labels.")
-    known, found = labels >= 0, {}
+    _require_patch_labels(results)
+    found = {}
     for key in ("pr", MAIN):
         flagged = _runs(results, key)[0].flagged
         if flagged is None:
             raise _CannotJudge("patches were not marked.")
-        found[key] = scores.four(labels[known], flagged[known])["accuracy"]
+        found[key] = scores.four(results.patch_truth, flagged[results.known])["accuracy"]
     words = f"VGPMIL-PR {found['pr']:.2f} %, VGPMIL-PR-I (λ = {DEFAULT:g}) {found[MAIN]:.2f} %"
     return found[MAIN] > found["pr"], words
 
@@ -164,43 +167,38 @@ def _pri_beats_pseudo(results: Results) -> Judged:
 
 
 def _variability(results: Results) -> Judged:
-    keys = ("pr", *PRI)
-    every = [[run.patch_probability for run in _runs(results, key)] for key in keys]
-    found = [
-        float(np.mean([variability(results.test, p) for p in runs if p is not None]))
-        for runs in every
-    ]
-    words = f"VGPMIL-PR {found[0]:.4f}; VGPMIL-PR-I {_listed(found[1:], 4)} for λ = {_lambdas()}"
-    return bool((np.diff(found) < 0).all()), words
+    before, *after = (
+        _mean(variability(results.test, p) for p in _patches(results, key)) for key in ("pr", *PRI)
+    )
+    falls = (np.diff([before, *after]) < 0).all()
+    return bool(falls), _along_lambda(f"{before:.4f}", after, digits=4)
 
 
 # --- Slides ---------------------------------------------------------------------------------------
-def _cell(results: Results, key: str, cell: int) -> float:
-    labels = results.test.labels
-    every = [table3_confusion.counts(labels, run.log_odds > 0)[cell] for run in _runs(results, key)]
-    return float(np.mean(every))
+def _right(results: Results, label: int) -> tuple[list[float], str]:
+    """Slides of a class that are right, under VGPMIL-PR and at every lambda; in words, too."""
+    truth = results.test.labels
+    of_class = truth == label
+    found = [
+        _mean(((r.log_odds > 0) == label)[of_class].sum() for r in _runs(results, key))
+        for key in ("pr", *PRI)
+    ]
+    return found, _along_lambda(f"{found[0]:g} of {of_class.sum()}", found[1:])
 
 
 def _negatives(results: Results) -> Judged:
-    found = [_cell(results, key, 0) for key in ("pr", *PRI)]
-    total = int((results.test.labels == 0).sum())
-    words = (
-        f"VGPMIL-PR {found[0]:g} of {total}; VGPMIL-PR-I {_listed(found[1:])} for λ = {_lambdas()}"
-    )
+    found, words = _right(results, 0)
     return bool((np.diff(found) >= 0).all() and found[-1] > found[0]), words
 
 
 def _positives(results: Results) -> Judged:
-    found = [_cell(results, key, 3) for key in ("pr", *PRI)]
-    total = int(results.test.labels.sum())
-    words = (
-        f"VGPMIL-PR {found[0]:g} of {total}; VGPMIL-PR-I {_listed(found[1:])} for λ = {_lambdas()}"
-    )
+    found, words = _right(results, 1)
     return found[-1] < found[0], words
 
 
 def _slide(results: Results, key: str) -> float:
-    return float(np.mean([scores.of_slides(results, r)["accuracy"] for r in _runs(results, key)]))
+    """Mean accuracy over runs."""
+    return _mean(scores.of_slides(results, r)["accuracy"] for r in _runs(results, key))
 
 
 def _pr_beats_vgpmil_slides(results: Results) -> Judged:
@@ -233,7 +231,7 @@ def _panda(results: Results) -> Judged:
 
 # --- Cost and steadiness --------------------------------------------------------------------------
 def _fit_time(results: Results, key: str) -> float:
-    return float(np.mean([run.fit_seconds for run in _runs(results, key)]))
+    return _mean(run.fit_seconds for run in _runs(results, key))
 
 
 def _cost_of_lambda(results: Results) -> Judged:
@@ -251,17 +249,19 @@ def _vgpmil_slower(results: Results) -> Judged:
 def _steady(results: Results) -> Judged:
     if min(len(_runs(results, key)) for key in PRI) < 2:
         raise _CannotJudge("one run only.")
-    slide = [[scores.of_slides(results, r)["accuracy"] for r in results.of(k)] for k in PRI]
-    widest = [max(np.std(values, ddof=1) for values in slide)]
+    widest = [_widest(results, scores.of_slides)]
     words = f"largest deviation over runs: {widest[0]:.2f} points of slide accuracy"
     if results.knows_patches:
-        patch = [[scores.of_patches(results, r)["accuracy"] for r in results.of(k)] for k in PRI]
-        widest.append(max(np.std(values, ddof=1) for values in patch))
+        widest.append(_widest(results, scores.of_patches))
         words += f", {widest[1]:.2f} points of patch accuracy"
-    one = 100 / len(results.test)
-    return bool(
-        max(widest) <= max(LITTLE, one)
-    ), f"{words} (little: {LITTLE:g} point, or one slide)"
+    holds = max(widest) <= max(LITTLE, 100 / len(results.test))
+    return bool(holds), f"{words} (little: {LITTLE:g} point, or one slide)"
+
+
+def _widest(results: Results, measure: Callable[[Results, MethodRun], dict[str, float]]) -> float:
+    """The largest deviation of accuracy over the runs of one lambda."""
+    every = [[measure(results, r)["accuracy"] for r in results.of(key)] for key in PRI]
+    return max(float(np.std(values, ddof=1)) for values in every)
 
 
 CLAIMS: Sequence[tuple[str, Callable[[Results], Judged]]] = (
@@ -282,11 +282,3 @@ CLAIMS: Sequence[tuple[str, Callable[[Results], Judged]]] = (
     ("VGPMIL is slower to train than VGPMIL-PR-I.", _vgpmil_slower),
     ("Results of VGPMIL-PR-I vary little over runs.", _steady),
 )
-
-
-def _lambdas() -> str:
-    return ", ".join(f"{c:g}" for c in COUPLINGS)
-
-
-def _listed(values: Sequence[float], digits: int = 2) -> str:
-    return ", ".join(f"{value:.{digits}f}".rstrip("0").rstrip(".") for value in values)

@@ -59,7 +59,7 @@ def compared(common: Mapping[str, Any], quick: bool = False, search: bool = Fals
     return [*gaussian(common, quick), learned(common, quick), *networks(common, quick, search)]
 
 
-def gaussian(common: Mapping[str, Any], quick: bool, couplings=COUPLINGS) -> list[Method]:
+def gaussian(common: Mapping[str, Any], quick: bool) -> list[Method]:
     """VGPMIL, VGPMIL-PR and VGPMIL-PR-I at the paper's settings."""
     small = {"n_inducing": 40, "max_iter": 50} if quick else {}
 
@@ -74,7 +74,7 @@ def gaussian(common: Mapping[str, Any], quick: bool, couplings=COUPLINGS) -> lis
         Method("pr", "VGPMIL-PR", make(VGPMILPR)),
         *(
             Method(key_of(c), "VGPMIL-PR-I", make(VGPMILPRI, c), coupling=c, effort=1.2)
-            for c in couplings
+            for c in COUPLINGS
         ),
     ]
 

@@ -1,12 +1,12 @@
-"""The methods whose patches Figures 4 and 5 show, and how they are named there."""
+"""The methods whose patches Figures 3 to 5 show, and how they are named there."""
 
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 
 from gpmil.paper.methods import DEFAULT, Method, key_of
-from gpmil.paper.results import Results, Run
+from gpmil.paper.results import MethodRun, Results
 
 COMPARED = ("vgpmil", "pr", key_of(DEFAULT), "tuned")
 RIGHT, WRONG = "#009988", "#cc3311"  # told apart by colour-blind readers too
@@ -16,7 +16,7 @@ class Row(NamedTuple):
     """A method of the figure and its first run."""
 
     method: Method
-    run: Run
+    run: MethodRun
     patches: Float[np.ndarray, " N"]
 
     def right(self, labels: Int[np.ndarray, " B"]) -> np.ndarray:
@@ -26,8 +26,7 @@ class Row(NamedTuple):
 
 def patch_rows(results: Results) -> list[Row]:
     """The methods of Figures 4 and 5 that were run and have patch probabilities."""
-    by_key = {method.key: method for method in results.methods}
-    firsts = [(by_key[k], results.of(k)[0]) for k in COMPARED if k in by_key and results.of(k)]
+    firsts = [(method, runs[0]) for method, runs in results.were_run(COMPARED)]
     return [
         Row(method, run, run.patch_probability)
         for method, run in firsts
@@ -40,13 +39,22 @@ def without_patches(results: Results) -> str:
 
     Figures say what they leave out.
     """
-    shown = {row.method.key for row in patch_rows(results)}
     silent = [
         method.label
-        for method in results.methods
-        if method.key in COMPARED and method.key not in shown and results.of(method.key)
+        for method, runs in results.were_run(COMPARED)
+        if runs[0].patch_probability is None
     ]
     return f" Not shown, for want of patch probabilities: {'; '.join(silent)}." if silent else ""
+
+
+def verdict(right: bool) -> tuple[str, str]:
+    """Whether a slide is classified correctly, as a word and as its colour."""
+    return ("right", RIGHT) if right else ("wrong", WRONG)
+
+
+def lower_median(chosen: Int[np.ndarray, " n"], value: Num[np.ndarray, " N"]) -> int:
+    """The one of the chosen with the median value; of two in the middle the lower."""
+    return int(chosen[np.argsort(value[chosen], kind="stable")][(len(chosen) - 1) // 2])
 
 
 def said(probability: float) -> str:

@@ -1,11 +1,12 @@
 """The paper's four metrics of every run, in per cent, beside the paper's numbers.
 
-Tables 1, 2, 5 and 6 have the same form: a row a method, accuracy, precision, recall and F1 as mean
-and deviation over runs; what the paper reports and the difference stand beside.
+Tables 1, 2, 5 and 6 have the same form: one row per method, accuracy, precision, recall and F1 as
+mean and deviation over runs; what the paper reports and the difference stand beside.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ from matplotlib.figure import Figure
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
 from gpmil.paper import reported
+from gpmil.paper.exhibit import panels
 from gpmil.paper.methods import Method
-from gpmil.paper.results import Results, Run
+from gpmil.paper.results import MethodRun, Results
 from gpmil.show import plots
 from gpmil.show.report import Table
 
 METRICS = {"accuracy": "accuracy", "precision": "precision", "recall": "recall", "f1": "F1"}
 BASELINES = ("vgpmil", "pr")
+LEVELS = {"patch": ("patches", "threshold 0.5"), "slide": ("slides", "even odds")}
 OURS, PAPERS = plots.POSITIVE, plots.NEGATIVE
 
 
@@ -34,30 +37,27 @@ def four(truth: np.ndarray, positive: np.ndarray) -> dict[str, float]:
     }
 
 
-def of_patches(results: Results, run: Run) -> dict[str, float]:
+def of_patches(results: Results, run: MethodRun) -> dict[str, float]:
     """At the plain threshold 0.5, over test patches of known label."""
-    assert run.patch_probability is not None and results.test.instance_labels is not None
-    known = results.test.instance_labels >= 0
-    return four(results.test.instance_labels[known], run.patch_probability[known] > 0.5)
+    assert run.patch_probability is not None
+    return four(results.patch_truth, run.patch_probability[results.known] > 0.5)
 
 
-def of_slides(results: Results, run: Run) -> dict[str, float]:
+def of_slides(results: Results, run: MethodRun) -> dict[str, float]:
     """At even odds, over test slides."""
     return four(results.test.labels, run.log_odds > 0)
 
 
 def frame(results: Results, keys: Sequence[str], table: str, level: str) -> pd.DataFrame:
-    """One row a method and metric: mean and deviation over runs, the paper's, the difference."""
+    """One row per method and metric: mean and deviation over runs, the paper's, the difference."""
     measure = of_patches if level == "patch" else of_slides
     rows = []
-    for key in keys:
-        runs = results.of(key)
-        if not runs or (level == "patch" and runs[0].patch_probability is None):
+    for method, runs in results.were_run(keys):
+        if level == "patch" and runs[0].patch_probability is None:
             continue
         found = [measure(results, run) for run in runs]
         for metric in METRICS:
-            values = np.array([f[metric] for f in found])
-            rows.append(_row(results.method(key), metric, values, table))
+            rows.append(_row(method, metric, np.array([f[metric] for f in found]), table))
     return pd.DataFrame(rows)
 
 
@@ -69,13 +69,19 @@ def _row(method: Method, metric: str, values: np.ndarray, table: str) -> dict[st
         "metric": metric,
         "runs": len(values),
         "mean": values.mean(),
-        "sd": values.std(ddof=1) if len(values) > 1 else math.nan,
+        "sd": deviation(values),
         "paper": paper[0],
         "paper_sd": paper[1],
         "difference": values.mean() - paper[0],
     }
 
 
+def deviation(values: np.ndarray) -> float:
+    """Over runs; not a number for a single one."""
+    return values.std(ddof=1) if len(values) > 1 else math.nan
+
+
+# --- Which rows stand out -------------------------------------------------------------------------
 def better_than_baselines(found: pd.DataFrame) -> list[str]:
     """The paper's rule for bold: at least as good as both baselines in all four metrics."""
     means = found.pivot(index="key", columns="metric", values="mean")
@@ -92,6 +98,44 @@ def most_accurate(found: pd.DataFrame) -> list[str]:
     """Who has the highest accuracy."""
     own = found[found["metric"] == "accuracy"]
     return list(own.loc[own["mean"] >= own["mean"].max() - 1e-9, "key"])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which rows of a table are highlighted, and how its caption goes on to say so."""
+
+    words: str
+    keys: Callable[[pd.DataFrame], list[str]]
+
+
+OF_THE_PAPER = Rule(
+    ". Highlighted (the paper's rule): at least as good as VGPMIL and VGPMIL-PR in all four.",
+    better_than_baselines,
+)
+ACCURACY = Rule(
+    " (PS-MIL once, as in the paper). Highlighted: the highest accuracy.", most_accurate
+)
+
+
+# --- Table and picture ----------------------------------------------------------------------------
+def shown(
+    results: Results, keys: Sequence[str], paper: str, level: str, rule: Rule, alt: str
+) -> dict[str, Any]:
+    """The numbers, a table and a picture of them: what an Exhibit takes."""
+    found = frame(results, keys, paper, level)
+    things, threshold = LEVELS[level]
+    caption = (
+        f"Test {things} of the {results.name}, {threshold}, per cent, mean ± deviation over runs"
+        f"{rule.words} {results.source}"
+    )
+    return {
+        "frame": found,
+        "tables": [table(found, caption, rule.keys(found))],
+        "figure": picture(found, f"{things.capitalize()} of the {results.name}"),
+        "alt": f"Accuracy, precision, recall and F1 of {alt}",
+        "caption": "The table as a picture. Circles: here, with the deviation over runs; "
+        "diamonds: the paper.",
+    }
 
 
 def table(found: pd.DataFrame, caption: str, bold: Sequence[str] = ()) -> Table:
@@ -124,11 +168,9 @@ def with_deviation(mean: float, sd: float, digits: int = 1) -> str:
 
 
 def picture(found: pd.DataFrame, title: str) -> Figure:
-    """A dot a method and metric, ours and the paper's."""
+    """One dot per method and metric, ours and the paper's."""
     labels = list(dict.fromkeys(found["method"]))[::-1]
-    figure = plots.new_figure(9.6, 0.9 + 0.27 * len(labels))
-    figure.set_layout_engine("constrained")
-    axes = figure.subplots(1, len(METRICS), sharey=True)
+    figure, (axes,) = panels(9.6, 0.9 + 0.27 * len(labels), 1, len(METRICS), sharey=True)
     for ax, (metric, name) in zip(axes, METRICS.items()):
         own = found[found["metric"] == metric].set_index("method").loc[labels]
         y = np.arange(len(labels))

@@ -5,6 +5,7 @@ that an interrupted study goes on where it stopped, and a repeated one has nothi
 """
 
 import hashlib
+import io
 import json
 import time
 import zipfile
@@ -22,12 +23,14 @@ from threadpoolctl import threadpool_limits
 
 from gpmil import __version__
 from gpmil.data.bags import Bags
-from gpmil.data.folds import folds
+from gpmil.data.folds import codes, folds
 from gpmil.decide import marks
+from gpmil.files.whole import write_whole
 from gpmil.models.base import BagClassifier
-from gpmil.paper.cohorts import Cohort
+from gpmil.models.checks import plain
+from gpmil.paper.cohorts import StudyData
 from gpmil.paper.methods import Method
-from gpmil.paper.results import Results, Run
+from gpmil.paper.results import MethodRun, Results
 
 RATE = 0.1  # false discovery rate of the marked patches
 FLAG_FOLDS = 5
@@ -39,7 +42,7 @@ LEARNED = ("variance_", "lengthscale_", "mean_", "coupling_", "smooth_", "n_epoc
 class Part:
     """One method with one seed on one cohort."""
 
-    cohort: Cohort
+    cohort: StudyData
     fingerprint: str  # of the cohort
     method: Method
     seed: int
@@ -66,7 +69,7 @@ class Part:
 
 
 def planned(
-    cohort: Cohort, methods: Sequence[Method], n_runs: int, flags: bool = True
+    cohort: StudyData, methods: Sequence[Method], n_runs: int, flags: bool = True
 ) -> list[Part]:
     """Every method with seeds 0, 1, ...; patches are marked in the first run."""
     seal = cohort.fingerprint()
@@ -78,7 +81,7 @@ def planned(
 
 
 # --- One part -------------------------------------------------------------------------------------
-def compute(part: Part) -> Run:
+def compute(part: Part) -> MethodRun:
     """Fit and predict, on one thread: times of different methods are comparable."""
     with threadpool_limits(1):
         runs = [_pair(part, train, test) for train, test in part.cohort.pairs]
@@ -88,7 +91,7 @@ def compute(part: Part) -> Run:
     cost: dict[str, Any] = {
         k: sum(getattr(r, k) for r in runs) for k in ("fit_seconds", "predict_seconds")
     }
-    return Run(**joined, **cost, notes=runs[0].notes)
+    return MethodRun(**joined, **cost, notes=runs[0].notes)
 
 
 def _joined(pieces: list[np.ndarray | None]) -> np.ndarray | None:
@@ -96,7 +99,7 @@ def _joined(pieces: list[np.ndarray | None]) -> np.ndarray | None:
     return np.concatenate(known) if len(known) == len(pieces) else None
 
 
-def _pair(part: Part, train: Bags, test: Bags) -> Run:
+def _pair(part: Part, train: Bags, test: Bags) -> MethodRun:
     model = part.method.make(part.seed)
     start = time.perf_counter()
     model.fit(train, train.labels)
@@ -107,10 +110,10 @@ def _pair(part: Part, train: Bags, test: Bags) -> Run:
     flagged = None
     if part.flags and patches is not None:
         flagged = marked(found, train, test, part.seed)
-    notes = {k: _plain(getattr(found, k)) for k in LEARNED if getattr(found, k, None) is not None}
+    notes = {k: plain(getattr(found, k)) for k in LEARNED if getattr(found, k, None) is not None}
     if isinstance(model, GridSearchCV):
         notes |= model.best_params_
-    return Run(odds, probability, patches, flagged, fitted - start, done - fitted, notes)
+    return MethodRun(odds, probability, patches, flagged, fitted - start, done - fitted, notes)
 
 
 def _predict(model: BagClassifier, test: Bags) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -135,8 +138,7 @@ def marked(model: BagClassifier, train: Bags, test: Bags, seed: int) -> Bool[np.
         scores[k] = again.predict_instances(test).probability
     negative = train.labels[train.bag_index] == 0
     bag = train.bag_index[negative]
-    patient = train.groups if train.groups is not None else np.arange(len(train))
-    patient = np.unique(patient, return_inverse=True)[1]
+    patient = codes(np.arange(len(train)) if train.groups is None else train.groups)
     reference = marks.ConformalReference.build(out[negative], fold[bag], patient[bag], n_folds)
     p = marks.p_values(reference, scores)
     return marks.benjamini_hochberg(p, RATE, test.bag_index)
@@ -147,36 +149,30 @@ def _settings_fixed(model: BagClassifier) -> BagClassifier:
     return model.with_settings_fixed() if hasattr(model, "with_settings_fixed") else clone(model)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
 # --- Files ----------------------------------------------------------------------------------------
-def keep(run: Run, file: Path) -> None:
+def keep(run: MethodRun, file: Path) -> None:
     """Write a run, all or nothing."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     arrays = {k: getattr(run, k) for k in ARRAYS if getattr(run, k) is not None}
     card = {f.name: getattr(run, f.name) for f in fields(run) if f.name not in ARRAYS}
-    fresh = file.with_suffix(".new")
-    with fresh.open("wb") as stream:
-        np.savez_compressed(stream, card=np.array(json.dumps(card)), **arrays)
-    fresh.replace(file)
+    stream = io.BytesIO()
+    np.savez_compressed(stream, card=np.array(json.dumps(card)), **arrays)
+    write_whole(file, stream.getvalue())
 
 
-def kept(file: Path) -> Run | None:
+def kept(file: Path) -> MethodRun | None:
     """A run that was written; None where there is none, or an unreadable one."""
     try:
         with np.load(file, allow_pickle=False) as found:
             card = json.loads(str(found["card"]))
             arrays: dict[str, Any] = {k: found.get(k) for k in ARRAYS}
-            return Run(**arrays, **card)
+            return MethodRun(**arrays, **card)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return None
 
 
 def carry_out(
     parts: Sequence[Part], folder: Path, n_jobs: int = 1
-) -> Iterator[tuple[Part, Run, bool]]:
+) -> Iterator[tuple[Part, MethodRun, bool]]:
     """Every part with its run, and whether it was kept from before, as they become known."""
     files = {id(part): folder / f"{part.name()}.npz" for part in parts}
     waiting = []
@@ -196,17 +192,17 @@ def carry_out(
         yield waiting[k], run, False
 
 
-def _compute_and_keep(number: int, part: Part, file: Path) -> tuple[int, Run]:
+def _compute_and_keep(number: int, part: Part, file: Path) -> tuple[int, MethodRun]:
     run = compute(part)
     keep(run, file)
     return number, run
 
 
 def collect(
-    cohort: Cohort, methods: Sequence[Method], found: Sequence[tuple[Part, Run]]
+    cohort: StudyData, methods: Sequence[Method], found: Sequence[tuple[Part, MethodRun]]
 ) -> Results:
     """All runs on one cohort."""
-    runs: dict[str, list[Run]] = {}
+    runs: dict[str, list[MethodRun]] = {}
     for part, run in sorted(found, key=lambda pair: pair[0].seed):
         if part.cohort is cohort:
             runs.setdefault(part.method.key, []).append(run)

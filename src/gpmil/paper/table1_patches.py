@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from gpmil.decide.metrics import false_discovery_rate, within_bag_auc
 from gpmil.paper import scores
 from gpmil.paper.exhibit import Exhibit
 from gpmil.paper.methods import COUPLINGS, key_of
-from gpmil.paper.results import Results, Run
+from gpmil.paper.results import MethodRun, Results
 from gpmil.paper.study import RATE
 from gpmil.show.report import Table
 
@@ -26,52 +27,38 @@ SCORES = {  # column: digits
     "F1 of marks (%)": 1,
     "false marks (%)": 1,
 }
+exhibit = partial(
+    Exhibit, "Table 1", "table1_patches", "Predictive performance at the level of patches"
+)
 
 
 def build(results: Results) -> Exhibit:
     """The paper's four metrics, and what does not depend on the threshold 0.5."""
-    title = "Predictive performance at the level of patches"
     if not results.knows_patches:
         missing = "Needs test patches of both classes with known labels: these data have none."
-        return Exhibit("Table 1", "table1_patches", title, missing=missing)
-    found = scores.frame(results, KEYS, "table1", "patch")
+        return exhibit(missing=missing)
+    alt = "patches for every method, with the paper's values"
+    shown = scores.shown(results, KEYS, "table1", "patch", scores.OF_THE_PAPER, alt)
     beyond = beyond_threshold(results)
-    joined = pd.concat([found, _long(beyond)], ignore_index=True)
-    caption = (
-        f"Test patches of the {results.name}, threshold 0.5, per cent, mean ± deviation over runs. "
-        "Highlighted (the paper's rule): at least as good as VGPMIL and VGPMIL-PR in all four. "
-        f"{results.source}"
-    )
-    bold = scores.better_than_baselines(found)
-    return Exhibit(
-        "Table 1",
-        "table1_patches",
-        title,
-        _words(results, beyond),
-        joined,
-        [scores.table(found, caption, bold), _second(beyond)],
-        scores.picture(found, f"Patches of the {results.name}"),
-        "Accuracy, precision, recall and F1 of patches for every method, with the paper's values",
-        "The table as a picture. Circles: here, with the deviation over runs; diamonds: the paper.",
-    )
+    shown["frame"] = pd.concat([shown["frame"], _long(beyond)], ignore_index=True)
+    shown["tables"].append(_second(beyond))
+    return exhibit(_words(results, beyond), **shown)
 
 
 def beyond_threshold(results: Results) -> pd.DataFrame:
     """Ranking and marks of every method that scores patches; means over runs."""
     rows = []
-    for key in KEYS:
-        runs = [run for run in results.of(key) if run.patch_probability is not None]
-        if runs:
+    for method, runs in results.were_run(KEYS):
+        if runs[0].patch_probability is not None:
             each = pd.DataFrame([_measures(results, run) for run in runs])
-            rows.append({"key": key, "method": results.method(key).label, **each.mean()})
+            rows.append({"key": method.key, "method": method.label, **each.mean()})
     return pd.DataFrame(rows)
 
 
-def _measures(results: Results, run: Run) -> dict[str, float]:
-    test = results.test
-    assert run.patch_probability is not None and test.instance_labels is not None
-    known = test.instance_labels >= 0
-    truth, p, bag = test.instance_labels[known], run.patch_probability[known], test.bag_index[known]
+def _measures(results: Results, run: MethodRun) -> dict[str, float]:
+    assert run.patch_probability is not None
+    known, truth = results.known, results.patch_truth
+    p, bag = run.patch_probability[known], results.test.bag_index[known]
     found = {
         "AUC": roc_auc_score(truth, p),
         "average precision": average_precision_score(truth, p),
@@ -109,12 +96,10 @@ def _long(beyond: pd.DataFrame) -> pd.DataFrame:
 
 
 def _words(results: Results, beyond: pd.DataFrame) -> Sequence[str]:
-    test = results.test
-    assert test.instance_labels is not None
-    known = test.instance_labels >= 0
-    benign = float((test.instance_labels[known] == 0).mean())
+    truth = results.patch_truth
+    benign = float((truth == 0).mean())
     words = [
-        f"{known.sum():,} test patches have a known label, {1 - benign:.1%} of them malignant: "
+        f"{len(truth):,} test patches have a known label, {1 - benign:.1%} of them malignant: "
         f"calling every patch benign has accuracy {benign:.1%}."
     ]
     paper = beyond[beyond["key"].isin(["pr", *map(key_of, COUPLINGS)])]

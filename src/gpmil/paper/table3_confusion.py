@@ -1,19 +1,23 @@
 """Table 3: confusion matrices of slides."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gpmil.paper import reported
-from gpmil.paper.exhibit import Exhibit
-from gpmil.paper.methods import COUPLINGS, key_of
+from gpmil.paper.exhibit import Exhibit, panels
 from gpmil.paper.results import Results
+from gpmil.paper.table2_slides import KEYS
 from gpmil.show import plots
 from gpmil.show.report import Table
 
-KEYS = ("vgpmil", "pr", *map(key_of, COUPLINGS), "tuned")
 CELLS = ("true negative", "false positive", "false negative", "true positive")
+exhibit = partial(
+    Exhibit, "Table 3", "table3_confusion", "Confusion matrices at the level of images"
+)
 
 
 def counts(truth: np.ndarray, positive: np.ndarray) -> tuple[int, int, int, int]:
@@ -31,15 +35,11 @@ def build(results: Results) -> Exhibit:
         "runs. In brackets the paper's, of 6 negative and 25 positive slides. " + results.source
     )
     rows = [[row["method"], *(_cell(row, name) for name in CELLS)] for _, row in found.iterrows()]
-    table = Table(["method", *CELLS], rows, caption, text=["method"])
-    return Exhibit(
-        "Table 3",
-        "table3_confusion",
-        "Confusion matrices at the level of images",
+    return exhibit(
         frame=found,
-        tables=[table],
+        tables=[Table(["method", *CELLS], rows, caption, text=["method"])],
         figure=picture(found),
-        alt="One two by two matrix of slide counts a method",
+        alt="One two by two matrix of slide counts per method",
         caption="Rows: what a slide is; columns: what it is called. Counts, means over runs.",
     )
 
@@ -47,14 +47,12 @@ def build(results: Results) -> Exhibit:
 def frame(results: Results) -> pd.DataFrame:
     """Counts of every method, and the paper's."""
     rows = []
-    for key in KEYS:
-        runs = results.of(key)
-        if runs:
-            every = [counts(results.test.labels, run.log_odds > 0) for run in runs]
-            paper = reported.numbers()["table3"].get(key, [None] * 4)
-            row = {"key": key, "method": results.method(key).label, "runs": len(runs)}
-            row |= dict(zip(CELLS, np.mean(every, axis=0)))
-            rows.append(row | {f"paper {name}": n for name, n in zip(CELLS, paper)})
+    for method, runs in results.were_run(KEYS):
+        every = [counts(results.test.labels, run.log_odds > 0) for run in runs]
+        paper = reported.numbers()["table3"].get(method.key, [None] * 4)
+        row = {"key": method.key, "method": method.label, "runs": len(runs)}
+        row |= dict(zip(CELLS, np.mean(every, axis=0)))
+        rows.append(row | {f"paper {name}": n for name, n in zip(CELLS, paper)})
     return pd.DataFrame(rows)
 
 
@@ -67,9 +65,8 @@ def picture(found: pd.DataFrame) -> Figure:
     """The matrices side by side."""
     columns = min(4, max(len(found), 1))
     rows = -(-max(len(found), 1) // columns)
-    figure = plots.new_figure(2.2 * columns, 2.1 * rows)
-    figure.set_layout_engine("constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    figure, grid = panels(2.2 * columns, 2.1 * rows, rows, columns)
+    axes = list(grid.ravel())
     for ax in axes[len(found) :]:
         ax.set_axis_off()
     for k, (ax, (_, row)) in enumerate(zip(axes, found.iterrows())):

@@ -1,16 +1,19 @@
 """Table 4: what training and testing cost."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from gpmil.paper import reported, scores
-from gpmil.paper.exhibit import Exhibit
+from gpmil.paper.exhibit import Exhibit, panels
 from gpmil.paper.results import Results
 from gpmil.show import plots
 from gpmil.show.report import Table
+
+exhibit = partial(Exhibit, "Table 4", "table4_times", "Computational cost of training and testing")
 
 
 def build(results: Results) -> Exhibit:
@@ -26,10 +29,7 @@ def build(results: Results) -> Exhibit:
     )
     rows = [_row(row) for _, row in found.iterrows()]
     columns = ["method", "training", "paper", "testing", "paper", "training, relative to VGPMIL-PR"]
-    return Exhibit(
-        "Table 4",
-        "table4_times",
-        "Computational cost of training and testing",
+    return exhibit(
         frame=found,
         tables=[Table(columns, rows, caption, text=["method"])],
         figure=picture(found),
@@ -41,15 +41,12 @@ def build(results: Results) -> Exhibit:
 def frame(results: Results) -> pd.DataFrame:
     """Mean and deviation of both times, with the paper's."""
     rows = []
-    for method in results.methods:
-        runs = results.of(method.key)
-        if not runs:
-            continue
+    for method, runs in results.were_run():
         row: dict[str, object] = {"key": method.key, "method": method.label, "runs": len(runs)}
         for name, field in (("train", "fit_seconds"), ("test", "predict_seconds")):
             values = np.array([getattr(run, field) for run in runs])
             row[name] = values.mean()
-            row[f"{name}_sd"] = values.std(ddof=1) if len(values) > 1 else math.nan
+            row[f"{name}_sd"] = scores.deviation(values)
             row[f"paper_{name}"] = (reported.value("table4", method.key, name) or [math.nan])[0]
         rows.append(row)
     found = pd.DataFrame(rows)
@@ -69,9 +66,7 @@ def _row(row: pd.Series) -> list[str]:
 
 def picture(found: pd.DataFrame) -> Figure:
     """Both times of every method."""
-    figure = plots.new_figure(6.4, 0.9 + 0.27 * len(found))
-    figure.set_layout_engine("constrained")
-    ax = figure.subplots()
+    figure, ((ax,),) = panels(6.4, 0.9 + 0.27 * len(found))
     y = np.arange(len(found))[::-1]
     ax.hlines(y, found["test"], found["train"], color=plots.GRID, linewidth=2, zorder=0)
     ax.plot(found["train"], y, "o", color=plots.POSITIVE, label="training")
