@@ -1,5 +1,6 @@
 """What can be set about simulated slides, checked, and the random streams of a cohort."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,17 +132,22 @@ class Settings:
         _check_settings(self)
 
 
-_SHARES = ("off_lattice", "holes", "second_lesion", "mimic", "patient_share", "patient_risk")
-_POSITIVE = ("size_shape", "type_length", "texture_length", "decay")
-_NOT_NEGATIVE = (
-    "ragged",
-    "separation",
-    "type_spread",
-    "grain",
-    "texture",
-    "stain",
-    "noise",
-    "field_effect",
+# Which settings must have what, and how to say it.
+_LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("core_width", lambda v: 1 <= v < np.inf, "be at least 1 patch"),
+    ("step", lambda v: v >= 4, "be at least 4 pixels"),
+    ("max_lesion", lambda v: 0 < v <= 1, "lie in (0, 1]"),
+    (
+        "off_lattice holes second_lesion mimic patient_share patient_risk",
+        lambda v: 0 <= v <= 1,
+        "lie in [0, 1]",
+    ),
+    ("size_shape type_length texture_length decay", lambda v: 0 < v < np.inf, "be positive"),
+    (
+        "ragged separation type_spread grain texture stain noise field_effect",
+        lambda v: 0 <= v < np.inf,
+        "not be negative",
+    ),
 )
 
 
@@ -157,21 +163,10 @@ def _check_settings(s: Settings) -> None:
             "expected 1 <= min_size <= mean_size, both in patches; "
             f"got min_size={s.min_size}, mean_size={s.mean_size}"
         )
-    if not 1 <= s.core_width < np.inf:
-        raise ValueError(f"core_width must be at least 1 patch, got {s.core_width}")
-    if s.step < 4:
-        raise ValueError(f"step must be at least 4 pixels, got {s.step}")
-    if not 0 < s.max_lesion <= 1:
-        raise ValueError(f"max_lesion must lie in (0, 1], got {s.max_lesion}")
-    for name in _SHARES:
-        if not 0 <= getattr(s, name) <= 1:
-            raise ValueError(f"{name} must lie in [0, 1], got {getattr(s, name)}")
-    for name in _POSITIVE:
-        if not 0 < getattr(s, name) < np.inf:
-            raise ValueError(f"{name} must be positive, got {getattr(s, name)}")
-    for name in _NOT_NEGATIVE:
-        if not 0 <= getattr(s, name) < np.inf:
-            raise ValueError(f"{name} must not be negative, got {getattr(s, name)}")
+    for names, holds, words in _LIMITS:
+        for name in names.split():
+            if not holds(getattr(s, name)):
+                raise ValueError(f"{name} must {words}, got {getattr(s, name)}")
     for name in ("core_counts", "patient_sizes"):
         chances = np.asarray(getattr(s, name), dtype=float)
         if chances.size == 0 or not (chances >= 0).all() or abs(chances.sum() - 1) > 1e-8:
