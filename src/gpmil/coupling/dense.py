@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpmil.coupling.part import Kernel
-from gpmil.coupling.precision import Edges, bags_block, instance_rows
+from gpmil.coupling.precision import Edges, Offsets, bags_block, instance_rows
 
 
 class Dense:
@@ -32,11 +32,7 @@ class Dense:
 
     @classmethod
     def of(
-        cls,
-        edges: Edges,
-        offsets: Int[np.ndarray, " b1"],
-        bags: Int[np.ndarray, " b"],
-        strength: float,
+        cls, edges: Edges, offsets: Offsets, bags: Int[np.ndarray, " b"], strength: float
     ) -> "Dense":
         """Of some bags of a cohort, where its edges are."""
         return cls(bags, *_side_by_side(edges, offsets, bags, strength))
@@ -74,10 +70,7 @@ class Dense:
 
 
 def padded_precision(
-    adjacency: sp.csr_array,
-    offsets: Int[np.ndarray, " b1"],
-    bags: Int[np.ndarray, " b"],
-    strength: float,
+    adjacency: sp.csr_array, offsets: Offsets, bags: Int[np.ndarray, " b"], strength: float
 ) -> tuple[Int[np.ndarray, " n"], Bool[Tensor, "b p"], Float[Tensor, "b p p"]]:
     """Rows of some bags, which of the padded places they fill, and P with unit rows elsewhere."""
     rows = instance_rows(offsets, bags)
@@ -89,7 +82,7 @@ def padded_precision(
 
 
 def _side_by_side(
-    edges: Edges, offsets: Int[np.ndarray, " b1"], bags: Int[np.ndarray, " b"], strength: float
+    edges: Edges, offsets: Offsets, bags: Int[np.ndarray, " b"], strength: float
 ) -> tuple[Int[Tensor, " n"], Bool[Tensor, "b p"], Float[Tensor, "b p p"]]:
     """Rows, places and P as `padded_precision` gives them, on the device that has the edges."""
     device = edges.start.device

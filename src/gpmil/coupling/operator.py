@@ -26,7 +26,9 @@ from gpmil.coupling.dense import Dense, padded_precision
 from gpmil.coupling.large import Banded, Factored, tridiagonal
 from gpmil.coupling.part import Identity, Part
 from gpmil.coupling.precision import (
+    Device,
     Edges,
+    Offsets,
     Precision,
     bags_block,
     block,
@@ -77,11 +79,7 @@ class Coupling:
     """
 
     def __init__(
-        self,
-        adjacency: sp.csr_array,
-        offsets: Int[np.ndarray, " b"],
-        strength: float,
-        device: str | torch.device = "cpu",
+        self, adjacency: sp.csr_array, offsets: Offsets, strength: float, device: Device = "cpu"
     ):
         self.n_bags = len(offsets) - 1
         self.parts = list(parts(adjacency, offsets, strength, device))
@@ -110,10 +108,7 @@ class Coupling:
 
 
 def parts(
-    adjacency: sp.csr_array,
-    offsets: Int[np.ndarray, " b"],
-    strength: float,
-    device: str | torch.device = "cpu",
+    adjacency: sp.csr_array, offsets: Offsets, strength: float, device: Device = "cpu"
 ) -> Iterator[Part]:
     """Sigma of the cohort, part by part; each is factored when its turn comes."""
     return (part() for part in plan(adjacency, offsets, strength, device))
@@ -121,9 +116,9 @@ def parts(
 
 def plan(
     adjacency: sp.csr_array,
-    offsets: Int[np.ndarray, " b"],
+    offsets: Offsets,
     strength: float,
-    device: str | torch.device = "cpu",
+    device: Device = "cpu",
     edges: Edges | None = None,
     max_rows: int = 8192,
 ) -> list[Callable[[], Part]]:
@@ -153,16 +148,16 @@ def plan(
     return [*alone, *dense, *large]
 
 
-def _identity(offsets: np.ndarray, bags: np.ndarray, device: str | torch.device) -> Identity:
+def _identity(offsets: Offsets, bags: np.ndarray, device: Device) -> Identity:
     return Identity(bags, torch.from_numpy(instance_rows(offsets, bags)).to(device))
 
 
 def dense_parts(
     adjacency: sp.csr_array,
-    offsets: Int[np.ndarray, " b"],
+    offsets: Offsets,
     bags: Int[np.ndarray, " k"],
     strength: float,
-    device: str | torch.device = "cpu",
+    device: Device = "cpu",
 ) -> Iterator[Dense]:
     """Some bags with Sigma as padded matrices, whatever their size or edges."""
     edges = Edges.of(adjacency, device)
@@ -177,9 +172,7 @@ def _runs(bags: np.ndarray, sizes: np.ndarray, max_rows: int) -> Iterator[np.nda
         yield from np.split(bags, np.flatnonzero(np.diff(group)) + 1)
 
 
-def batches(
-    bags: np.ndarray, sizes: np.ndarray, device: str | torch.device
-) -> Iterator[np.ndarray]:
+def batches(bags: np.ndarray, sizes: np.ndarray, device: Device) -> Iterator[np.ndarray]:
     """Bags of similar size, as many as fit a padded batch."""
     on_gpu = torch.device(device).type == "cuda"
     elements = GPU_BATCH_ELEMENTS if on_gpu else BATCH_ELEMENTS
@@ -195,11 +188,7 @@ def batches(
 
 
 def _large(
-    adjacency: sp.csr_array,
-    offsets: np.ndarray,
-    bag: int,
-    strength: float,
-    device: str | torch.device,
+    adjacency: sp.csr_array, offsets: Offsets, bag: int, strength: float, device: Device
 ) -> Part:
     """One large bag: banded if an order with a narrow band is found, else dense or sparse."""
     bags = np.array([bag])

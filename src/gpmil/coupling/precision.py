@@ -13,6 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+Device = str | torch.device
+Offsets = Int[np.ndarray, " bags_and_one"]
+
 STRONGEST = 1e12  # lambda beyond which I + lambda C has no digits left for the I
 
 
@@ -44,7 +47,7 @@ class Edges(NamedTuple):
     degree: Float[Tensor, " N"]
 
     @classmethod
-    def of(cls, adjacency: sp.csr_array, device: str | torch.device) -> "Edges":
+    def of(cls, adjacency: sp.csr_array, device: Device) -> "Edges":
         """From the adjacency of a cohort."""
         start, column = (i.astype(np.int64) for i in (adjacency.indptr, adjacency.indices))
         weight = adjacency.data.astype(np.float64)
@@ -90,9 +93,7 @@ with warnings.catch_warnings():
 # ------------------------------------------------------------------ some of the bags
 
 
-def instance_rows(
-    offsets: Int[np.ndarray, " b"], bags: Int[np.ndarray, " k"]
-) -> Int[np.ndarray, " n"]:
+def instance_rows(offsets: Offsets, bags: Int[np.ndarray, " k"]) -> Int[np.ndarray, " n"]:
     """The rows of some bags, one bag after the other."""
     sizes = offsets[bags + 1] - offsets[bags]
     within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -112,7 +113,7 @@ def block(adjacency: sp.csr_array, rows: slice) -> sp.csr_array:
 
 
 def bags_block(
-    adjacency: sp.csr_array, offsets: np.ndarray, bags: np.ndarray, rows: np.ndarray
+    adjacency: sp.csr_array, offsets: Offsets, bags: np.ndarray, rows: np.ndarray
 ) -> sp.csr_array:
     """The adjacency of some bags alone: their rows, columns moved along with them."""
     sub = sp.csr_array(adjacency[rows])

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from scipy.sparse import csr_array, issparse
 
 from gpmil.data import checks, extraction, frames, positions, rows
@@ -327,7 +327,7 @@ class Bags:
         for b in range(len(self)):
             yield self[b]
 
-    def _take(self, chosen: Int[np.ndarray, " chosen"]) -> "Bags":
+    def _take(self, chosen: rows.Chosen) -> "Bags":
         offsets = offsets_of(self.sizes[chosen])
         here = rows.rows_of(self.offsets, chosen, offsets)
         return self._changed(

@@ -98,10 +98,13 @@ def chain_edges(
 
 def _centred(points: Coords, bag: BagIndex) -> Coords:
     """Points relative to the first of their bag: large origins cost digits."""
-    if len(points) == 0:
-        return points
-    first = np.concatenate([[True], bag[1:] != bag[:-1]])
-    return points - points[np.flatnonzero(first)[np.cumsum(first) - 1]]
+    starts = _starts(bag)
+    return points - np.repeat(points[starts], np.diff(starts, append=len(bag)), axis=0)
+
+
+def _starts(bag: BagIndex) -> Int[np.ndarray, " some"]:
+    """The first row of every bag that has one."""
+    return np.flatnonzero(np.diff(bag, prepend=-1))
 
 
 def _pairs_within(points: Coords, bag: BagIndex, reach: float, norm: float) -> Edges:
@@ -118,9 +121,9 @@ def _refuse_crowds(points: Coords, bag: BagIndex, reach: float) -> None:
     """Refuse, before the memory is gone, a step or radius that makes everyone neighbours."""
     if len(points) == 0:
         return
-    starts = np.flatnonzero(np.concatenate([[True], bag[1:] != bag[:-1]]))
+    starts = _starts(bag)
     extent = np.maximum.reduceat(points, starts) - np.minimum.reduceat(points, starts)
-    n = np.diff(np.append(starts, len(points)))
+    n = np.diff(starts, append=len(points))
     # Expected pairs of n patches spread evenly over the extent.
     share = np.prod(np.minimum(1, 2 * reach / np.maximum(extent, reach)), axis=1)
     pairs = n * (n - 1.0) / 2 * share

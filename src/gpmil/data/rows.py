@@ -13,11 +13,15 @@ from scipy.sparse import csr_array
 
 from gpmil.data.neighbours import Offsets
 
+Chosen = Int[np.ndarray, " chosen"]  # numbers of bags
+NewOffsets = Int[np.ndarray, " chosen_and_one"]
+Rows = slice | Int[np.ndarray, " rows"]
+
 ROOM = 1 << 28  # bytes of a subset of a file that are read into memory
 CHUNK = 1 << 24  # values looked at, or copied, at a time, so that a memmap stays one
 
 
-def chosen(key: Any, n_bags: int) -> Int[np.ndarray, " chosen"]:
+def chosen(key: Any, n_bags: int) -> Chosen:
     """Bag numbers that an index asks for."""
     if isinstance(key, tuple) and len(key) == 2 and key[1] is Ellipsis:
         key = key[0]  # how scikit-learn indexes arrays of any number of axes
@@ -40,7 +44,7 @@ def chosen(key: Any, n_bags: int) -> Int[np.ndarray, " chosen"]:
     return _from_the_front(np.atleast_1d(index).astype(np.int64), n_bags)
 
 
-def _from_the_front(index: Int[np.ndarray, " chosen"], n_bags: int) -> Int[np.ndarray, " chosen"]:
+def _from_the_front(index: Chosen, n_bags: int) -> Chosen:
     """Negative numbers count from the end; those out of range raise IndexError."""
     outside = (index < -n_bags) | (index >= n_bags)
     if outside.any():
@@ -48,11 +52,7 @@ def _from_the_front(index: Int[np.ndarray, " chosen"], n_bags: int) -> Int[np.nd
     return np.where(index < 0, index + n_bags, index)
 
 
-def rows_of(
-    offsets: Offsets,
-    chosen: Int[np.ndarray, " chosen"],
-    new_offsets: Int[np.ndarray, " chosen_and_one"],
-) -> slice | Int[np.ndarray, " rows"]:
+def rows_of(offsets: Offsets, chosen: Chosen, new_offsets: NewOffsets) -> Rows:
     """Rows of the chosen bags; a slice (no copy) where they lie together in order."""
     if len(chosen) and (np.diff(chosen) == 1).all():
         return slice(int(offsets[chosen[0]]), int(offsets[chosen[-1] + 1]))
@@ -60,7 +60,7 @@ def rows_of(
     return np.arange(new_offsets[-1]) + np.repeat(shift, np.diff(new_offsets))
 
 
-def take_features(features: np.ndarray, rows: slice | Int[np.ndarray, " rows"]) -> np.ndarray:
+def take_features(features: np.ndarray, rows: Rows) -> np.ndarray:
     """The rows; those of a large file go to another file, not into memory.
 
     The file has no name and is gone with the array. A slice stays a view of the first one.
@@ -79,11 +79,7 @@ def take_features(features: np.ndarray, rows: slice | Int[np.ndarray, " rows"]) 
 
 
 def take_blocks(
-    adjacency: csr_array,
-    offsets: Offsets,
-    chosen: Int[np.ndarray, " chosen"],
-    new_offsets: Int[np.ndarray, " chosen_and_one"],
-    rows: slice | Int[np.ndarray, " rows"],
+    adjacency: csr_array, offsets: Offsets, chosen: Chosen, new_offsets: NewOffsets, rows: Rows
 ) -> csr_array:
     """Diagonal blocks of the chosen bags: their rows, with the columns moved along."""
     n = int(new_offsets[-1])

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
+from numpy.random import Generator
 
 from gpmil.simulate.settings import POPULATION, Settings, generator
-from gpmil.simulate.tissue import neighbours, smooth_fields
+from gpmil.simulate.tissue import Cells, neighbours, smooth_fields
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def population(seed: int = 0, settings: Settings | None = None) -> Population:
 
 
 def _types(
-    rng: np.random.Generator, cells: Int[np.ndarray, "n 2"], length: float, offsets: np.ndarray
+    rng: Generator, cells: Cells, length: float, offsets: np.ndarray
 ) -> Int[np.ndarray, " n"]:
     """A tissue type for every cell: the highest of smooth fields with the slide's own levels."""
     level = offsets + rng.standard_normal(len(offsets))
@@ -60,8 +61,8 @@ def _types(
 
 
 def draw_features(
-    rng: np.random.Generator,
-    cells: Int[np.ndarray, "n 2"],
+    rng: Generator,
+    cells: Cells,
     lesion: Bool[np.ndarray, " n"],
     shift: Float[np.ndarray, " q"],
     population: Population,
@@ -81,9 +82,7 @@ def draw_features(
     return np.maximum(z, np.float32(0))
 
 
-def _touching(
-    cells: Int[np.ndarray, "n 2"], lesion: Bool[np.ndarray, " n"]
-) -> Bool[np.ndarray, " n"]:
+def _touching(cells: Cells, lesion: Bool[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
     """Benign cells that share a side with a malignant one."""
     edges = neighbours(cells)
     touching = np.zeros(len(cells), dtype=bool)

@@ -4,11 +4,14 @@ import math
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from numpy.random import Generator
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.spatial import KDTree
 
 from gpmil.simulate.settings import Settings
+
+Cells = Int[np.ndarray, "n 2"]  # row and column of every patch on the lattice
 
 _SMALLEST_CORE = 5  # patches; fewer would be a crumb, not a core
 _LONGEST_CORE = 70  # patches of 256 microns: a biopsy core is not longer than about 18 mm
@@ -16,7 +19,7 @@ _GAP = 2  # free lattice rows between two cores: no contact, even with a core of
 
 
 def smooth_fields(
-    rng: np.random.Generator, at: np.ndarray, length: float, count: int
+    rng: Generator, at: np.ndarray, length: float, count: int
 ) -> Float[np.ndarray, "n count"]:
     """Independent smooth Gaussian fields of unit variance at the given positions (n, 2).
 
@@ -28,7 +31,7 @@ def smooth_fields(
     return waves @ rng.standard_normal((128, count)) / 8.0
 
 
-def _centreline(rng: np.random.Generator, length: float) -> Float[np.ndarray, "points 2"]:
+def _centreline(rng: Generator, length: float) -> Float[np.ndarray, "points 2"]:
     """A gently bending line of the given length, in patches, with a point every half patch."""
     along = np.arange(0.0, max(length, 0.5), 0.5)
     turns = rng.uniform(0.3, 1.0) * along / along.size * 2 + rng.random()
@@ -37,7 +40,7 @@ def _centreline(rng: np.random.Generator, length: float) -> Float[np.ndarray, "p
 
 
 def _carve_hole(
-    rng: np.random.Generator,
+    rng: Generator,
     cells: Float[np.ndarray, "cells 2"],
     line: Float[np.ndarray, "points 2"],
     cost: Float[np.ndarray, " cells"],
@@ -49,7 +52,7 @@ def _carve_hole(
     cost[reach <= 0.0] = np.inf
 
 
-def _core(rng: np.random.Generator, n: int, settings: Settings) -> Int[np.ndarray, "n 2"]:
+def _core(rng: Generator, n: int, settings: Settings) -> Int[np.ndarray, "n 2"]:
     """The n lattice cells (row, col) of one core: the cheapest by distance to a line + noise."""
     width = settings.core_width * np.exp(0.15 * rng.standard_normal())
     line = _centreline(rng, n / width - 1)
@@ -66,7 +69,7 @@ def _core(rng: np.random.Generator, n: int, settings: Settings) -> Int[np.ndarra
     return (cells[chosen] - cells[chosen].min(0)).astype(np.int64)
 
 
-def _core_sizes(rng: np.random.Generator, settings: Settings) -> Int[np.ndarray, " cores"]:
+def _core_sizes(rng: Generator, settings: Settings) -> Int[np.ndarray, " cores"]:
     """Patches of every core of a slide; their sum is the slide's size."""
     scale = settings.mean_size / settings.size_shape
     n = max(settings.min_size, round(rng.gamma(settings.size_shape, scale)))
@@ -77,9 +80,7 @@ def _core_sizes(rng: np.random.Generator, settings: Settings) -> Int[np.ndarray,
     return least + rng.multinomial(n - cores * least, rng.dirichlet(np.full(cores, 3.0)))
 
 
-def lay_tissue(
-    rng: np.random.Generator, settings: Settings
-) -> tuple[Int[np.ndarray, "n 2"], Int[np.ndarray, "n 2"]]:
+def lay_tissue(rng: Generator, settings: Settings) -> tuple[Cells, Int[np.ndarray, "n 2"]]:
     """Lattice cells (row, col) of a slide and the patches' corners (x, y) in pixels."""
     cores = [_core(rng, int(n), settings) for n in _core_sizes(rng, settings)]
     stack, top = int(rng.integers(2)), 0  # the cores lie below or beside one another
@@ -96,7 +97,7 @@ def lay_tissue(
     return cells, corners
 
 
-def neighbours(cells: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "edges 2"]:
+def neighbours(cells: Cells) -> Int[np.ndarray, "edges 2"]:
     """Pairs of cells that share a side, each pair once."""
     index = np.full(cells.max(0) + 2, -1)
     index[tuple(cells.T)] = np.arange(len(cells))
@@ -106,7 +107,7 @@ def neighbours(cells: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "edges 2"]:
 
 
 def _grow(
-    rng: np.random.Generator, edges: Int[np.ndarray, "edges 2"], n: int, size: int
+    rng: Generator, edges: Int[np.ndarray, "edges 2"], n: int, size: int
 ) -> Bool[np.ndarray, " n"]:
     """A connected region of `size` of the n cells (fewer where no piece holds so many).
 
@@ -124,9 +125,7 @@ def _grow(
     return region
 
 
-def grow_lesions(
-    rng: np.random.Generator, cells: Int[np.ndarray, "n 2"], settings: Settings
-) -> Bool[np.ndarray, " n"]:
+def grow_lesions(rng: Generator, cells: Cells, settings: Settings) -> Bool[np.ndarray, " n"]:
     """Which cells are malignant: one or two lesions, log-uniform size, at least one patch."""
     n, edges = len(cells), neighbours(cells)
     largest = max(1, int(settings.max_lesion * n))
