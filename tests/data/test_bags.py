@@ -977,6 +977,12 @@ def test_frame_takes_no_finished_graph_and_no_unknown_keyword(keyword):
         Bags.from_frame(make_frame(), **{keyword: None})
 
 
+@pytest.mark.parametrize("keyword", ["adjacency", "metadat"])
+def test_arrays_take_edges_bag_by_bag_and_no_unknown_keyword(keyword):
+    with pytest.raises(TypeError, match=keyword):
+        Bags.from_arrays([np.ones((2, 3))], **{keyword: None})
+
+
 def test_frames_of_another_kind():
     with pytest.raises(ValueError, match="coords: no column 'y'"):
         Bags.from_frame(make_frame().drop(columns="y"), features="feature_")

@@ -178,7 +178,8 @@ class Bags:
         """A cohort from one (n_b, D) array per bag.
 
         `coords`, `edges` and `instance_labels` are likewise one array per bag: (n_b, k), (E, 2) or
-        (E, 3), and (n_b,) or None.  All else, `rest` too, is as in the constructor.
+        (E, 3), and (n_b,) or None.  All else is as in the constructor, and so is the rest:
+        `radius`, `n_neighbors`, `metadata`, `negative`, `exclude`.
 
         Examples
         --------
@@ -200,6 +201,7 @@ class Bags:
             instance_labels=checks.join_instance_labels(instance_labels, sizes, names),
             step=step,
             graph=graph,
+            adjacency=None,  # `edges` say it bag by bag
             edges=edges,
             positive=positive,
             **rest,
@@ -234,13 +236,13 @@ class Bags:
             Default: every numeric column not named otherwise.
         coords : one to three column names, or None
             A table with neither "x" nor "y" is a cohort without positions.
-        step, graph, positive, rest
-            As in the constructor; a finished graph is not taken, as rows change places.
+        step, graph, positive and the rest: radius, n_neighbors, metadata, negative, exclude
+            As in the constructor.
         """
         given = frames.read(df, bag, label, features, coords, group, instance_label)
-        # Said here, so that `rest` cannot hold them: they would be of rows in another order.
-        finished: dict[str, Any] = {"adjacency": None, "edges": None}
-        return cls(**given, **finished, step=step, graph=graph, positive=positive, **rest)
+        # Rows change places, so no graph is taken: named here, Python refuses it in `rest`.
+        none: dict[str, Any] = {"adjacency": None, "edges": None}
+        return cls(**given, **none, step=step, graph=graph, positive=positive, **rest)
 
     # -------------------------------------------------------------- facts
 
