@@ -344,7 +344,7 @@ class Bags:
             step=None if self.step is None else self.step[chosen],
         )
 
-    def with_labels(self, found: Labels, groups: Any = None) -> "Bags":
+    def _with_labels(self, found: Labels, groups: Any = None) -> "Bags":
         """The same bags with other labels, and other groups where they are given."""
         checks.mention_contradictions(self.instance_labels, found.values, self.offsets, self.names)
         return self._changed(
@@ -354,7 +354,7 @@ class Bags:
             _metadata=self._metadata | {"classes": found.classes},
         )
 
-    def with_groups(self, groups: Any) -> "Bags":
+    def _with_groups(self, groups: Any) -> "Bags":
         """The same bags, of other groups."""
         return self._changed(groups=checks.as_groups(groups, self.names))
 

@@ -85,7 +85,7 @@ def _assembled(
             # By name: a part of the cohort has the same metadata.
             "sizes": {s.name: s.told.size for s in found.slides if s.told.size is not None},
         },
-    ).with_labels(joined.labels, guessed.patients if joined.groups is None else joined.groups)
+    )._with_labels(joined.labels, guessed.patients if joined.groups is None else joined.groups)
     notes = [*joined.notes, *filter(None, [guessed.note]), *guesses, *undecided]
     notes += _notes(found, listing, units)
     return bags, ReadReport(

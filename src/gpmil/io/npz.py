@@ -91,7 +91,7 @@ def whole(
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    bags = bags.with_labels(found)
+    bags = bags._with_labels(found)
     if "split" not in arrays:
         return bags, None, found.notes
     return bags, np.array([str(value) for value in arrays["split"][kept]]), found.notes

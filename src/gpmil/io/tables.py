@@ -175,7 +175,7 @@ def whole(
         found = classes.encode(values, positive, negative, exclude)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    return bags.with_labels(found), of, found.notes
+    return bags._with_labels(found), of, found.notes
 
 
 # ------------------------------------------------------------------ columns
