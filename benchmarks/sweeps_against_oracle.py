@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from bench import cases, cohorts, engine, measure
+from bench import cohorts, engine, measure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles.model import Oracle
@@ -27,7 +27,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     bags = cohorts.training(SIZE)
-    Z, E = cases._inducing(bags, INDUCING), cohorts.start(bags)
+    Z, E = cohorts.inducing(bags, INDUCING), cohorts.start(bags)
     x = bags.features.astype(float)
     with measure.threads(1):
         setting = engine.twin(bags.n_features)

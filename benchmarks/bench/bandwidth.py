@@ -1,12 +1,11 @@
 """How fast this machine reads memory: nothing that must read H once can be quicker."""
 
-import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from threadpoolctl import threadpool_limits
 
-from bench import machine
+from bench import machine, measure
 
 GB = 10**9
 LARGE = {"cpu": 2**30, "cuda": 4 * 2**30}  # bytes, well beyond any cache
@@ -16,7 +15,7 @@ _MEASURED: dict[tuple[str, int, int | None], "Bandwidth"] = {}
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes a second at which an array of `array_bytes` was read, the best of several reads."""
+    """Bytes per second at which an array of `array_bytes` was read, the best of several reads."""
 
     bytes_per_second: float
     array_bytes: int
@@ -29,7 +28,7 @@ class Bandwidth:
 
 
 def read(device: str, threads: int, array_bytes: int | None = None) -> Bandwidth:
-    """The best of float32 sums, dot and matrix-vector products; measured once a process."""
+    """The best of float32 sums, dot and matrix-vector products; measured once per process."""
     key = device, threads, array_bytes
     if key not in _MEASURED:
         _MEASURED[key] = _read(device, threads, array_bytes or _affordable(device))
@@ -43,14 +42,10 @@ def measured() -> list[Bandwidth]:
 
 def _read(device: str, threads: int, array_bytes: int) -> Bandwidth:
     n = array_bytes // 4
-    with threadpool_limits(threads):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            x = torch.ones(n, device=device)
-            best = min(_seconds(x, reader) for reader in READERS)
-        finally:
-            torch.set_num_threads(before)
+    with measure.threads(threads):
+        x = torch.ones(n, device=device)
+        runs = [partial(reader, x) for reader in READERS for _ in range(BEST_OF)]
+        best = min(measure.once(run) for run in runs)
     return Bandwidth(4 * n / best, 4 * n, device, threads)
 
 
@@ -59,22 +54,6 @@ READERS = (
     lambda x: torch.dot(x, x),
     lambda x: x[: len(x) // 256 * 256].view(-1, 256) @ x[:256],
 )
-
-
-def _seconds(x: torch.Tensor, reader) -> float:
-    took = []
-    for _ in range(BEST_OF):
-        _wait(x)
-        start = time.perf_counter()
-        reader(x)
-        _wait(x)
-        took.append(time.perf_counter() - start)
-    return min(took)
-
-
-def _wait(x: torch.Tensor) -> None:
-    if x.is_cuda:
-        torch.cuda.synchronize()
 
 
 def _affordable(device: str) -> int:

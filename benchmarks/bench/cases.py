@@ -1,7 +1,6 @@
 """What is measured. A case returns results; its `work` is run once more to see its memory."""
 
 import functools
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from bench.measure import (
     Timing,
     in_child,
     in_turn,
-    once,
     spent,
     threads,
     timed,
@@ -90,11 +88,6 @@ def _training(size: str) -> Bags:
     return cohorts.training(size)
 
 
-def _inducing(bags: Bags, count: int) -> np.ndarray:
-    """Inducing points without k-means: instances, evenly spread."""
-    return bags.features[:: max(1, bags.n_instances // count)][:count].astype(float)
-
-
 # --- fit ------------------------------------------------------------------------------------------
 def _fit_work(conditions: Conditions) -> Work:
     bags = _training(conditions.size)
@@ -123,7 +116,7 @@ def _twin_fit(result: Result, bags: Bags, M: int) -> None:
 # --- sweeps, sweep --------------------------------------------------------------------------------
 def _sweeps_work(conditions: Conditions) -> Work:
     bags = _training(conditions.size)
-    Z = _inducing(bags, cohorts.INDUCING[conditions.size])
+    Z = cohorts.inducing(bags, cohorts.INDUCING[conditions.size])
     E = cohorts.start(bags)
 
     def work() -> None:
@@ -134,7 +127,7 @@ def _sweeps_work(conditions: Conditions) -> Work:
 
 def _sweeps(case: Case, conditions: Conditions) -> list[Result]:
     bags = _training(conditions.size)
-    Z, E = _inducing(bags, cohorts.INDUCING[conditions.size]), cohorts.start(bags)
+    Z, E = cohorts.inducing(bags, cohorts.INDUCING[conditions.size]), cohorts.start(bags)
     some, share = _for_twin(bags)
     twin, found = _twin_sweeps(bags, some, Z, E)
     results = []
@@ -178,26 +171,16 @@ def _twin_sweeps(
 
 def _sweep(case: Case, conditions: Conditions) -> list[Result]:
     bags = _training(conditions.size)
-    Z, E = _inducing(bags, cohorts.INDUCING[conditions.size]), cohorts.start(bags)
+    Z, E = cohorts.inducing(bags, cohorts.INDUCING[conditions.size]), cohorts.start(bags)
     results = []
     for dtype in ("float64", "float32"):
         made = engine.Sweeper(bags, Z, conditions.device, dtype)
         result = case.result(conditions, dtype).of(bags, len(Z))
-        result.took(_one(functools.partial(made.sweeps, E), conditions.repeats))
+        result.took(made.time_one(E, conditions.repeats, PLAIN))
         n_bytes = _item(dtype) * bags.n_instances * len(Z)
         results.append(result.reads(n_bytes, _bandwidth(conditions)))
         del made
     return results
-
-
-def _one(sweeps: Callable[[int], Any], repeats: int, plain: int = PLAIN) -> Timing:
-    """One sweep: what so many more of them take, by as many, so that what is around cancels."""
-    first = once(lambda: sweeps(1))
-    took = []
-    for _ in range(repeats):
-        few, more = once(lambda: sweeps(1)), once(lambda: sweeps(1 + plain))
-        took.append(max(more - few, 1e-9) / plain)
-    return Timing(statistics.median(took), first, repeats)
 
 
 # --- predict --------------------------------------------------------------------------------------
@@ -298,13 +281,13 @@ def _disk(case: Case, conditions: Conditions) -> list[Result]:
 def _gpu(case: Case, conditions: Conditions) -> list[Result]:
     conditions = replace(conditions, device="cuda")
     if torch.cuda.is_available():
-        return _resident(case, conditions)
+        return fit_resident(case, conditions)
     result = case.result(conditions, "float32")
     result.skipped = "torch sees no GPU here"
     return [result]
 
 
-def _resident(case: Case, conditions: Conditions) -> list[Result]:
+def fit_resident(case: Case, conditions: Conditions) -> list[Result]:
     """The parts of a fit, all of which find the features on the device; then sweeps."""
     bags, M = _training(conditions.size), cohorts.INDUCING[conditions.size]
     result = case.result(conditions, "float32").of(bags, M)
@@ -315,13 +298,13 @@ def _resident(case: Case, conditions: Conditions) -> list[Result]:
     result.took(Timing(resident, result.first_seconds or resident, result.repeats))
     result.reads(_feature_bytes(bags) + result.four_nm, _bandwidth(conditions))
     result.notes.append("seconds: without rest, in which the features travel to the device")
-    made = engine.Sweeper(bags, _inducing(bags, M), conditions.device, "float32")
+    made = engine.Sweeper(bags, cohorts.inducing(bags, M), conditions.device, "float32")
     E = cohorts.start(bags)
     many = timed(lambda: made.sweeps(E, engine.SWEEPS), conditions.repeats)
     result.parts[f"{engine.SWEEPS} plain sweeps"] = many.seconds
     one = case.result(conditions, "float32").of(bags, M)
     one.case, one.title = "gpu-sweep", "one plain sweep, H resident"
-    one.took(_one(functools.partial(made.sweeps, E), conditions.repeats, PLAIN_GPU))
+    one.took(made.time_one(E, conditions.repeats, PLAIN_GPU))
     return [result, one.reads(one.four_nm, _bandwidth(conditions))]
 
 
@@ -360,7 +343,7 @@ ALL = (
     Case("sweep", "one plain sweep, against one read of H", _sweep),
     Case(
         "predict",
-        "bags and patches predicted in one pass; twin: 5,000 draws a bag",
+        "bags and patches predicted in one pass; twin: 5,000 draws per bag",
         _predict,
         _predict_work,
     ),

@@ -176,6 +176,11 @@ def _fill(
         out[rows] = x
 
 
+def inducing(bags: Bags, count: int) -> Float[np.ndarray, "M D"]:
+    """Inducing points without k-means: instances, evenly spread."""
+    return bags.features[:: max(1, bags.n_instances // count)][:count].astype(float)
+
+
 def start(bags: Bags, seed: int = 0) -> Float[np.ndarray, " N"]:
     """The E[m] that sweeps start from, as the package draws it."""
     return np.random.default_rng(seed).standard_normal(bags.n_instances)

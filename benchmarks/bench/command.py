@@ -17,7 +17,7 @@ from gpmil.show.plots import png
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Request:
     """What to measure; None leaves it to the case."""
 
     cases: Sequence[str] = ()
@@ -76,8 +76,8 @@ def bench(
     """Measure this machine: seconds, memory and ratios to a naive twin, against bars."""
     if show:
         return list_cases()
-    wanted = Wanted(tuple(names or ()), size, threads, device, repeats, folder)
-    if not run(wanted, Files(json, markdown, plot)) and strict:
+    request = Request(tuple(names or ()), size, threads, device, repeats, folder)
+    if not run(request, Files(json, markdown, plot)) and strict:
         raise typer.Exit(1)
     return None
 
@@ -89,9 +89,9 @@ def list_cases() -> None:
         print_line(f"{case.name:10} {case.title} (size {case.size}, {threads})")
 
 
-def run(wanted: Wanted, files: Files) -> bool:
+def run(request: Request, files: Files) -> bool:
     """Measure, print and write; whether no bar was missed."""
-    names = _checked(wanted, files)
+    names = _check(request, files)
     facts = machine.facts()
     print_line(
         f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gb']:g} GB, "
@@ -100,7 +100,7 @@ def run(wanted: Wanted, files: Files) -> bool:
     results: list[Result] = []
     with progress(len(names)) as step:
         for name in names:
-            conditions = _conditions(cases.CASES[name], wanted)
+            conditions = _conditions(cases.CASES[name], request)
             step(f"measuring {name} at size {conditions.size}")
             found = cases.run(name, conditions)
             for result in found:
@@ -113,13 +113,13 @@ def run(wanted: Wanted, files: Files) -> bool:
     return not any(result.missed for result in results)
 
 
-def _conditions(case: cases.Case, wanted: Wanted) -> Conditions:
+def _conditions(case: cases.Case, request: Request) -> Conditions:
     return Conditions(
-        wanted.size or case.size,
-        wanted.threads or min(case.threads, machine.cores()),
-        wanted.device,
-        wanted.repeats,
-        None if wanted.folder is None else str(wanted.folder.resolve()),
+        request.size or case.size,
+        request.threads or min(case.threads, machine.cores()),
+        request.device,
+        request.repeats,
+        None if request.folder is None else str(request.folder.resolve()),
     )
 
 
@@ -138,23 +138,23 @@ def _write(
         write_whole(files.plot, png(page.picture(curved)))
 
 
-def _checked(wanted: Wanted, files: Files) -> list[str]:
-    """The cases to run; everything that cannot work is said before the work."""
-    names = list(dict.fromkeys(wanted.cases)) or list(cases.CASES)
+def _check(request: Request, files: Files) -> list[str]:
+    """The cases to run; what cannot work is refused before the work."""
+    names = list(dict.fromkeys(request.cases)) or list(cases.CASES)
     unknown = [name for name in names if name not in cases.CASES]
     if unknown:
         raise ValueError(f"no such case: {unknown[0]!r}; cases are {', '.join(cases.CASES)}.")
-    if wanted.size is not None and wanted.size not in cohorts.SIZES:
-        raise ValueError(f"--size must be one of {', '.join(cohorts.SIZES)}, got {wanted.size!r}.")
-    for option, value in (("--threads", wanted.threads), ("--repeats", wanted.repeats)):
+    if request.size is not None and request.size not in cohorts.SIZES:
+        raise ValueError(f"--size must be one of {', '.join(cohorts.SIZES)}, got {request.size!r}.")
+    for option, value in (("--threads", request.threads), ("--repeats", request.repeats)):
         if value is not None and value < 1:
             raise ValueError(f"{option} must be at least 1, got {value}.")
-    resolve_device(wanted.device)
+    resolve_device(request.device)
     if files.plot is not None and "scaling" not in names:
         raise ValueError("--plot draws the case scaling: name it too, or leave out --plot.")
     for path in (files.json, files.markdown, files.plot):
         if path is not None and path.is_dir():
             raise ValueError(f"{path} is a folder: name a file to write.")
-    if wanted.folder is not None and wanted.folder.exists() and not wanted.folder.is_dir():
-        raise ValueError(f"--folder {wanted.folder} is a file: name a folder.")
+    if request.folder is not None and request.folder.exists() and not request.folder.is_dir():
+        raise ValueError(f"--folder {request.folder} is a file: name a folder.")
     return names

@@ -1,5 +1,6 @@
 """The package as the cases see it: fit, its parts, sweeps. What changes inside is followed here."""
 
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,12 +76,13 @@ class ByParts(VGPMILPRI):
 
 def by_parts(bags: Bags, n_inducing: int, device: str, **changed: Any) -> dict[str, float]:
     """Seconds of every part of one fit, of the rest (checks, the way to a GPU), and of all."""
-    return _clocked(bags, n_inducing, device, None, changed)[1]
+    return fit_with_clock(bags, n_inducing, device, None, changed)[1]
 
 
-def _clocked(
+def fit_with_clock(
     bags: Bags, n_inducing: int, device: str, kept: dict | None, changed: dict[str, Any]
 ) -> tuple[ByParts, dict[str, float]]:
+    """A model fitted, and the seconds of its parts; `kept` takes the prepared problem."""
     made = ByParts(**FIXED | {"n_inducing": n_inducing, "device": device} | changed)
     made.clock, made.kept = {}, kept
     total = measure.once(lambda: made.fit(bags))
@@ -94,7 +96,7 @@ class Sweeper:
     def __init__(self, bags: Bags, inducing: np.ndarray, device: str, dtype: str, **changed: Any):
         kept: dict[str, Any] = {}
         given = {"inducing": inducing, "dtype": dtype, "solver": "sweeps", "max_iter": 1}
-        made, self.parts = _clocked(bags, len(inducing), device, kept, given | changed)
+        made, self.parts = fit_with_clock(bags, len(inducing), device, kept, given | changed)
         self.problem = kept["problem"]
         self.gp, self.device = made._gp(torch.device(device)), device
 
@@ -104,3 +106,13 @@ class Sweeper:
             E = torch.from_numpy(start).to(self.device)
             found = inference.sweeps(self.problem, E, count, 0.0)
             return (self.gp.L @ found.w).cpu().numpy()
+
+    def time_one(self, start: Float[np.ndarray, " N"], repeats: int, plain: int) -> measure.Timing:
+        """One sweep: what `plain` more take, by as many, so that what is around cancels."""
+        first = measure.once(lambda: self.sweeps(start, 1))
+        took = []
+        for _ in range(repeats):
+            few = measure.once(lambda: self.sweeps(start, 1))
+            more = measure.once(lambda: self.sweeps(start, 1 + plain))
+            took.append(max(more - few, 1e-9) / plain)
+        return measure.Timing(statistics.median(took), first, repeats)

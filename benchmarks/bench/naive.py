@@ -1,7 +1,7 @@
 """The paper's algorithm as one would first write it: NumPy, a loop over bags, explicit inverses.
 
 This is the twin that ratios refer to. It has the structure of the paper's public implementation:
-ten k-means starts for each half of the inducing points, one (I + lambda C_b)^-1 a bag, Kzz^-1,
+ten k-means starts for each half of the inducing points, one (I + lambda C_b)^-1 per bag, Kzz^-1,
 sums and moments bag by bag in every sweep, and 5,000 draws for a bag's probability. It is never
 to be made faster.
 """

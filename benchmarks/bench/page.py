@@ -40,15 +40,18 @@ def lines(result: Result) -> Iterator[str]:
     if result.peak_bytes is not None:
         yield f"  peak memory beyond the features: {_memory(result)}"
     for axis, found in result.curves.items():
-        slopes = ", ".join(f"{k} {v['slope']:+.2f}" for k, v in found["costs"].items())
         low, high = found["values"][0], found["values"][-1]
-        yield f"  {axis}, {low:g} to {high:g}: slopes {slopes}"
+        yield f"  {axis}, {low:g} to {high:g}: slopes {_slopes(found)}"
     for note in result.notes:
         yield f"  note: {note}"
     for bar in result.bars:
         yield f"  bar: {bar['bar']}: {bar['verdict']}"
     if not result.bars:
         yield "  bar: none at this size"
+
+
+def _slopes(found: dict[str, Any]) -> str:
+    return ", ".join(f"{cost} {curve['slope']:+.2f}" for cost, curve in found["costs"].items())
 
 
 def size(result: Result) -> str:
@@ -174,8 +177,7 @@ def _remarks(result: Result) -> Iterator[str]:
     if result.parts:
         yield ", ".join(f"{name} {_time(took)}" for name, took in result.parts.items())
     for axis, found in result.curves.items():
-        slopes = ", ".join(f"{k} {v['slope']:+.2f}" for k, v in found["costs"].items())
-        yield f"slopes against {axis}: {slopes}"
+        yield f"slopes against {axis}: {_slopes(found)}"
     yield from result.notes
 
 

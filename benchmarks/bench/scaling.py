@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from bench import cohorts, engine
-from bench.measure import Conditions, once
-from gpmil.data.bags import Bags
+from bench.measure import Conditions
 
 PLAIN = 5  # sweeps timed together
 Values = tuple[float, ...]
-# patches in all, inducing points, patches a bag, coupling
+# patches in all, inducing points, patches per bag, coupling
 FULL: tuple[Values, ...] = (
     (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000),
     (25, 50, 100, 200, 400),
@@ -46,7 +45,7 @@ def axes(tiny: bool) -> tuple[Axis, ...]:
     return (
         Axis("patches N", patches, lambda v: (shape(v, n), M, 0.5)),
         Axis("inducing points M", inducing, lambda v: (shape(N, n), int(v), 0.5)),
-        Axis("patches a bag, N fixed", sizes, lambda v: (shape(together, v, True), M, 0.5)),
+        Axis("patches per bag, N fixed", sizes, lambda v: (shape(together, v, True), M, 0.5)),
         Axis("coupling", strengths, lambda v: (shape(N, n), M, float(v))),
     )
 
@@ -71,27 +70,17 @@ def _point(
     shape: cohorts.Shape, M: int, strength: float, conditions: Conditions
 ) -> dict[str, float]:
     bags = cohorts.draw(shape, seed=0)
-    Z = bags.features[:: max(1, bags.n_instances // M)][:M].astype(float)
+    Z = cohorts.inducing(bags, M)
     fits = [
         engine.by_parts(bags, M, conditions.device, inducing=Z, coupling=strength)
         for _ in range(1 + conditions.repeats)
     ][1:]
+    made = engine.Sweeper(bags, Z, conditions.device, "float64", coupling=strength)
     return {
         "prepare": statistics.median(parts["prepare"] for parts in fits),
         "solve": statistics.median(parts["solve"] for parts in fits),
-        "sweep": _sweep(bags, Z, strength, conditions),
+        "sweep": made.time_one(cohorts.start(bags), conditions.repeats, PLAIN).seconds,
     }
-
-
-def _sweep(bags: Bags, Z: np.ndarray, strength: float, conditions: Conditions) -> float:
-    made = engine.Sweeper(bags, Z, conditions.device, "float64", coupling=strength)
-    E = cohorts.start(bags)
-    made.sweeps(E, 1)
-    took = [
-        once(lambda: made.sweeps(E, 1 + PLAIN)) - once(lambda: made.sweeps(E, 1))
-        for _ in range(conditions.repeats)
-    ]
-    return max(statistics.median(took), 1e-9) / PLAIN
 
 
 def slope(values: Values, seconds: list[float]) -> float:

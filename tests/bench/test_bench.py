@@ -90,7 +90,7 @@ def test_sweeper_is_the_sweeps_solver(cohort):
 
 
 def test_a_fit_by_parts_is_the_fit(cohort):
-    made, parts = engine._clocked(cohort, 10, "cpu", None, SETTING)
+    made, parts = engine.fit_with_clock(cohort, 10, "cpu", None, SETTING)
     same = engine.model(10, "cpu", **SETTING).fit(cohort)
     np.testing.assert_array_equal(made.posterior_mean_, same.posterior_mean_)
     # a part that is never reached would say that the package's fit has changed its shape
@@ -100,7 +100,7 @@ def test_a_fit_by_parts_is_the_fit(cohort):
 
 def test_the_case_gpu_works_on_whatever_device_it_is_given(quick):
     conditions = measure.Conditions("tiny", 1, repeats=1)
-    fit, sweep = cases._resident(cases.CASES["gpu"], conditions)
+    fit, sweep = cases.fit_resident(cases.CASES["gpu"], conditions)
     assert fit.seconds == pytest.approx(sum(fit.parts[name] for name in engine.PARTS))
     assert (fit.case, sweep.case) == ("gpu", "gpu-sweep")
     assert fit.parts["21 plain sweeps"] > 0

@@ -281,7 +281,7 @@ def test_memmap_is_kept(mapped):
 
 
 def test_memmap_is_checked_when_asked(mapped, monkeypatch):
-    monkeypatch.setattr("gpmil.data.bags._CHUNK", 6)
+    monkeypatch.setattr("gpmil.data.rows.CHUNK", 6)
     mapped[6, 1] = mapped[15, 0] = np.nan
     mapped[15, 2] = np.inf
     bags = Bags(mapped, [0, 4, 5, 11, 14, 16], names=list("abcde"))
@@ -511,14 +511,14 @@ def test_words_for_labels_that_are_numbers_and_the_other_way_round(caplog):
         (["a", "b", "c", "b", None], "a", r"3 classes: 'b' \(2\), 'a' \(1\), 'c' \(1\)"),
         (["a", "b", "a", "b", "a"], "z", r"positive='z' is not among the classes found, 'a' \(3\)"),
         (["a"] * 5, "z", r"positive='z' is not among the classes found, 'a' \(5\)"),
-        ([0, 1, 0], None, "labels: expected one value a bag, 5 in all, found 3"),
+        ([0, 1, 0], None, "labels: expected one value per bag, 5 in all, found 3"),
         (np.zeros((5, 1)), None, r"labels: .*found shape \(5, 1\)"),
         ([[0], [1], [0], [1], [0]], None, "labels: expected 0, 1 or -1"),
         ([[0], "b", "a", "b", "a"], "a", "labels: expected text or numbers.* 'list', 'str'"),
         ([np.ones(2)] * 5, "a", "labels: expected text or numbers.* 'ndarray'"),
-        (1, None, "labels: expected one value a bag, found 1"),
+        (1, None, "labels: expected one value per bag, found 1"),
         (np.array(1), None, r"labels: .*5 in all, found shape \(\)"),
-        ("01010", None, "labels: expected one value a bag"),
+        ("01010", None, "labels: expected one value per bag"),
     ],
 )
 def test_bad_labels(labels, positive, message):
@@ -540,7 +540,7 @@ def test_instance_labels_in_many_forms():
         ([[0] * 4, [0], [2] * 6, [0] * 3, [0] * 2], "instance_labels: expected 0, 1 or -1.*0, 2"),
         ([[0] * 4, ["x"], [0] * 6, [0] * 3, [0] * 2], "instance_labels: .*found 0, 'x'"),
         ([[0] * 4, [0], [0] * 5, [0] * 3, [0] * 2], "bag 'bag2': .* 6 in all, found 5"),
-        ([[0] * 4], "instance_labels: expected one array a bag, 5 in all, found 1"),
+        ([[0] * 4], "instance_labels: expected one array per bag, 5 in all, found 1"),
     ],
 )
 def test_bad_instance_labels(labels, message):
@@ -577,9 +577,9 @@ def with_bad(bag, value):
         ([np.array([[1, None]], dtype=object)], "found type object"),
         ([[[1, 2], [3]]], "bag 'bag0': cannot be read as an array"),
         ([csr_matrix(np.eye(2))], "bag 'bag0': expected a dense array"),
-        ([], "expected one array a bag, found none"),
-        (7, "expected one array a bag, found int"),
-        ({"a": np.ones((2, 3))}, "expected one array a bag, found dict"),
+        ([], "expected one array per bag, found none"),
+        (7, "expected one array per bag, found int"),
+        ({"a": np.ones((2, 3))}, "expected one array per bag, found dict"),
     ],
 )
 def test_bad_features(arrays, message):
@@ -591,9 +591,9 @@ def test_bad_features(arrays, message):
     ("keywords", "message"),
     [
         ({"names": list("abcda")}, "names: every bag needs its own, found more than once: 'a'"),
-        ({"names": list("abcd")}, "names: expected one value a bag, 5 in all, found 4"),
+        ({"names": list("abcd")}, "names: expected one value per bag, 5 in all, found 4"),
         ({"names": ["a", None, "c", "d", "e"]}, "names: missing for bag 1"),
-        ({"groups": [1, 2, 3]}, "groups: expected one value a bag, 5 in all, found 3"),
+        ({"groups": [1, 2, 3]}, "groups: expected one value per bag, 5 in all, found 3"),
         ({"groups": ["a", None, "b", "b", np.nan]}, "groups: missing for 'b', 'e'"),
         ({"step": 0}, "step: expected positive numbers, found .0.0, 0.0. for 'a', 'b'"),
         ({"step": -3}, "step: expected positive"),
@@ -603,13 +603,13 @@ def test_bad_features(arrays, message):
         ({"step": np.ones((2, 5))}, "step: expected one number"),
         ({"step": "50"}, "step: expected numbers"),
         ({"graph": "grid6"}, "graph: expected grid4, grid8, radius, knn, chain or None"),
-        ({"coords": make_coords()[:3]}, "coords: expected one array a bag, 5 in all, found 3"),
+        ({"coords": make_coords()[:3]}, "coords: expected one array per bag, 5 in all, found 3"),
         ({"coords": make_coords([4, 1, 5, 3, 2])}, "coords of bag 'c': expected 6 rows, found 5"),
         ({"coords": [None, *make_coords()[1:]]}, "coords of bag 'a': missing"),
         ({"coords": [np.ones((n, 4)) for n in SIZES]}, r"coords of bag 'a': .*\(4, 4\)"),
         ({"coords": [["x"] * n for n in SIZES]}, "coords of bag 'a': expected numbers"),
         ({"edges": [[], [], [[0, 6]], [], []]}, "edges of bag 'c': index 6 is out of range"),
-        ({"edges": [[[0, 1]]]}, "edges: expected one array a bag, 5 in all, found 1"),
+        ({"edges": [[[0, 1]]]}, "edges: expected one array per bag, 5 in all, found 1"),
         ({"graph": "knn", "n_neighbors": 0}, "n_neighbors"),
         ({"graph": "radius", "radius": 0}, "radius must be positive"),
     ],
@@ -718,9 +718,9 @@ def test_step_in_its_forms():
 @pytest.mark.parametrize(
     ("step", "expected", "read_as"),
     [
-        ((256, 128), [[256, 128], [256, 128]], "one an axis"),
-        ([256, 128], [[256, 256], [128, 128]], "one a bag"),
-        (np.array([256, 128]), [[256, 256], [128, 128]], "one a bag"),
+        ((256, 128), [[256, 128], [256, 128]], "one per axis"),
+        ([256, 128], [[256, 256], [128, 128]], "one per bag"),
+        (np.array([256, 128]), [[256, 256], [128, 128]], "one per bag"),
         ([256, 256], [[256, 256], [256, 256]], None),
     ],
 )
@@ -950,7 +950,11 @@ def test_frame_equals_arrays():
         ({}, {"features": ["feature_0", "gone"]}, "features: no column 'gone'"),
         ({}, {"features": ["feature_0", "note"]}, "features: columns that are not .* 'note'"),
         ({}, {"features": []}, "features: expected"),
-        ({"label": [1, 0, 0, 0, 0, 1]}, {}, "label: expected one 'label' a bag, bag 't2' has 1, 0"),
+        (
+            {"label": [1, 0, 0, 0, 0, 1]},
+            {},
+            "label: expected one 'label' per bag, bag 't2' has 1, 0",
+        ),
         ({"label": [1, 0, np.nan, 0, 0, 1]}, {}, "bag 't2' has 1.0, nan"),
         ({"patient": list("pqpqqr")}, {"group": "patient"}, "group: .*bag 't2' has 'p', 'r'"),
         ({"label": [[1]] * 6}, {"positive": 1}, "label: expected text or numbers.* 'list'"),
@@ -964,6 +968,19 @@ def test_bad_frames(change, keywords, message):
     frame = make_frame().assign(**change)
     with pytest.raises(ValueError, match=message):
         Bags.from_frame(frame, **({"features": "feature_", "step": 50} | keywords))
+
+
+@pytest.mark.parametrize("keyword", ["adjacency", "edges", "metadat"])
+def test_frame_takes_no_finished_graph_and_no_unknown_keyword(keyword):
+    # Rows of a table change places: a graph given for them would join other instances.
+    with pytest.raises(TypeError, match=keyword):
+        Bags.from_frame(make_frame(), **{keyword: None})
+
+
+@pytest.mark.parametrize("keyword", ["adjacency", "metadat"])
+def test_arrays_take_edges_bag_by_bag_and_no_unknown_keyword(keyword):
+    with pytest.raises(TypeError, match=keyword):
+        Bags.from_arrays([np.ones((2, 3))], **{keyword: None})
 
 
 def test_frames_of_another_kind():
@@ -994,8 +1011,8 @@ def test_a_large_subset_of_a_file_stays_on_disk(tmp_path, monkeypatch):
     bags = Bags(features, np.array([0, 9, 21, 40, 52, 60]), labels=[0, 1, 0, 1, 1])
     inside = bags[[4, 0, 2]]
     assert not isinstance(inside.features, np.memmap)
-    monkeypatch.setattr("gpmil.data.bags.ROOM", 100)
-    monkeypatch.setattr("gpmil.data.bags._CHUNK", 35)  # five rows at a time
+    monkeypatch.setattr("gpmil.data.rows.ROOM", 100)
+    monkeypatch.setattr("gpmil.data.rows.CHUNK", 35)  # five rows at a time
     outside = bags[[4, 0, 2]]
     assert isinstance(outside.features, np.memmap)
     assert outside.features.dtype == np.float16

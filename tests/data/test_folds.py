@@ -79,7 +79,7 @@ def test_few_positive_bags_do_not_cost_folds():
             "negative bags of at least two .* found 1: 'patient 7' has all 2 .*groups=None",
         ),
         ([0, 0, 1, 1], [4, 5, 6, 6], "positive bags of at least two patients .* found 1: '6'"),
-        ([0, 0, 1, 1], [4, 5, 6], "groups: expected one a bag, 4 in all, found 3"),
+        ([0, 0, 1, 1], [4, 5, 6], "groups: expected one per bag, 4 in all, found 3"),
         ([0, 0, 1, -1], None, "labels: expected 0 or 1, found -1"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles import graphs as oracles
 from scipy.sparse import issparse
 
-from gpmil.data import graphs
+from gpmil.data import graphs, neighbours
 from gpmil.data.graphs import adjacency_from_coords, adjacency_from_edges, infer_step, laplacian
 
 DATA = Path(os.environ.get("GPMIL_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -261,7 +261,7 @@ def test_no_graph_and_single_instances():
         ({"graph": "radius"}, "needs radius= or step="),
         ({"graph": "grid4", "step": 0}, "step must be positive"),
         ({"graph": "grid4", "step": [1.0, np.nan]}, "step must be positive.*bag 1"),
-        ({"graph": "grid4", "step": [1.0, 1.0, 1.0]}, r"one a bag \(2,\)"),
+        ({"graph": "grid4", "step": [1.0, 1.0, 1.0]}, r"one per bag \(2,\)"),
         ({"graph": "radius", "radius": -1}, "radius must be positive"),
         ({"graph": "chain", "step": -2}, "step must be positive"),
         ({"graph": "knn", "n_neighbors": 0}, "n_neighbors must be at least 1"),
@@ -424,13 +424,13 @@ def test_step_of_slices():
 def test_many_bags_are_not_looped_over(monkeypatch):
     # One tree for the whole cohort, however many bags it has.
     trees = []
-    plain = graphs.cKDTree
+    plain = neighbours.cKDTree
 
     def counted(*arguments, **keywords):
         trees.append(1)
         return plain(*arguments, **keywords)
 
-    monkeypatch.setattr(graphs, "cKDTree", counted)
+    monkeypatch.setattr(neighbours, "cKDTree", counted)
     offsets = np.arange(0, 5 * 2001, 5)
     found = adjacency_from_coords(np.tile(FIVE, (2000, 1)), offsets, step=1)
     assert len(trees) == 1

@@ -6,24 +6,19 @@ every subset is a ``Bags`` again, so scikit-learn can split one as if it were an
 Arguments are checked in ``gpmil.data.checks`` and ``gpmil.data.positions``.
 """
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from scipy.sparse import csr_array, issparse
 
-from gpmil.data import checks, extraction, graphs, positions
+from gpmil.data import checks, extraction, frames, positions, rows
 from gpmil.data.checks import UNKNOWN, PerBag, PerInstance, count, listed, offsets_of
 from gpmil.data.classes import Labels
-from gpmil.data.frames import Table
-from gpmil.data.graphs import Coords, Offsets
+from gpmil.data.neighbours import Coords, Offsets, bag_index
 from gpmil.data.positions import Steps
-
-ROOM = 1 << 28  # bytes of a subset of a file that are read into memory
-_CHUNK = 1 << 24  # values examined at a time when looking for NaN, so that a memmap stays one
 
 
 class Bags:
@@ -39,7 +34,7 @@ class Bags:
         ``np.memmap``; integers become float64.  NaN and infinity are errors (for a memmap only
         when `check_finite` is called, which models do).
     offsets : (B + 1,)
-        Bag b is rows ``offsets[b]:offsets[b + 1]``; at least one row a bag.
+        Bag b is rows ``offsets[b]:offsets[b + 1]``; at least one row per bag.
     labels : (B,), optional
         0 or 1, -1 or missing: unlabelled.  Any others need `positive`.
     names : (B,), optional
@@ -52,16 +47,16 @@ class Bags:
         0 or 1, -1 or missing: unknown.
     adjacency : (N, N) sparse, optional
         A finished neighbour graph; takes precedence over `edges`, `coords` and `graph`.
-    step : number, pair, one a bag, or (B, k)
-        Distance of neighbouring patches.  A tuple of k numbers is one an axis; a list or array
-        of B numbers one a bag (the type decides only where k = B, and that is said).
+    step : number, pair, one per bag, or (B, k)
+        Distance of neighbouring patches.  A tuple of k numbers is one per axis; a list or array
+        of B numbers one per bag (the type decides only where k = B, and that is said).
         None: inferred from the coordinates where the graph needs it, and said.
     graph : "grid4", "grid8", "radius", "knn", "chain" or None
         How coordinates make neighbours, see ``gpmil.data.graphs``.
     metadata : dict, optional
         A few facts that travel along, such as ``{"encoder": "uni_v1", "magnification": 20}``;
         `facts` are those that models compare.
-    edges : one array a bag, optional
+    edges : one array per bag, optional
         (E, 2) local indices or (E, 3) with weights; coordinates then serve maps only.
     positive, negative, exclude : optional
         The labels that count as 1, as 0 and as unlabelled: a value, several ("a,b" or a list),
@@ -80,8 +75,8 @@ class Bags:
     ...             coords=[[0, 0], [0, 1], [1, 1], [5, 5], [6, 5]], step=1, graph="grid4")
     >>> bags
     Bags: 2 bags (1 positive, 1 negative), 5 instances x 2 features, float64
-      instances a bag: 2 to 3, median 2.5
-      graph: grid4, 3 edges, 1.2 neighbours an instance, 0 instances without
+      instances per bag: 2 to 3, median 2.5
+      graph: grid4, 3 edges, 1.2 neighbours per instance, 0 instances without
     >>> bags[1].features
     array([[6., 7.],
            [8., 9.]])
@@ -121,39 +116,47 @@ class Bags:
         negative: Any = None,
         exclude: Any = None,
     ) -> None:
+        self._store_instances(features, offsets, names)
+        self._store_labels(labels, instance_labels, positive, negative, exclude)
+        self._store_positions(coords, step)
+        if adjacency is not None:
+            adjacency, graph = positions.as_adjacency(adjacency, self.offsets), graph or "edges"
+            self._store(adjacency=adjacency, graph=graph)
+        elif edges is not None:
+            adjacency = positions.graph_from_edges(edges, self.offsets, self.names)
+            self._store(adjacency=adjacency, graph="edges")
+        else:
+            self._store_graph(graph, radius, n_neighbors)
+        self._store(groups=checks.as_groups(groups, self.names), _metadata=dict(metadata or {}))
+        if not isinstance(self.features, np.memmap):
+            self.check_finite()
+
+    # -------------------------------------------------------------- arguments, checked
+
+    def _store_instances(self, features: Any, offsets: Any, names: Any) -> None:
         features = checks.as_features(features, "features")
         offsets = checks.as_offsets(offsets, len(features))
         names = checks.as_names(names, len(offsets) - 1)
         checks.require_instances(offsets, names)
-        labels, class_names = checks.encode_labels(labels, len(names), positive, negative, exclude)
-        instance_labels = checks.encode_instance_labels(instance_labels, len(features))
-        checks.mention_contradictions(instance_labels, labels, offsets, names)
-        coords = positions.as_coords(coords, offsets, names)
-        step = positions.as_step(step, names, coords)
-        if adjacency is not None:
-            adjacency, graph = positions.as_adjacency(adjacency, offsets), graph or "edges"
-        elif edges is not None:
-            adjacency, graph = positions.graph_from_edges(edges, offsets, names), "edges"
-        else:
-            adjacency, graph, step = positions.graph_from_coords(
-                coords, offsets, names, graph, step, radius, n_neighbors
-            )
-        self._store(
-            features=features,
-            offsets=offsets,
-            labels=labels,
-            names=names,
-            groups=checks.as_groups(groups, names),
-            coords=coords,
-            instance_labels=instance_labels,
-            adjacency=adjacency,
-            step=step,
-            graph=graph,
-            class_names=class_names,
-            _metadata=dict(metadata or {}),
+        self._store(features=features, offsets=offsets, names=names)
+
+    def _store_labels(
+        self, labels: Any, instance_labels: Any, positive: Any, negative: Any, exclude: Any
+    ) -> None:
+        labels, class_names = checks.encode_labels(labels, len(self), positive, negative, exclude)
+        instance_labels = checks.encode_instance_labels(instance_labels, self.n_instances)
+        checks.mention_contradictions(instance_labels, labels, self.offsets, self.names)
+        self._store(labels=labels, class_names=class_names, instance_labels=instance_labels)
+
+    def _store_positions(self, coords: Any, step: Any) -> None:
+        coords = positions.as_coords(coords, self.offsets, self.names)
+        self._store(coords=coords, step=positions.as_step(step, self.names, coords))
+
+    def _store_graph(self, graph: str | None, radius: Any, n_neighbors: int) -> None:
+        adjacency, graph, step = positions.graph_from_coords(
+            self.coords, self.offsets, self.names, graph, self.step, radius, n_neighbors
         )
-        if not isinstance(features, np.memmap):
-            self.check_finite()
+        self._store(adjacency=adjacency, graph=graph, step=step)
 
     # -------------------------------------------------------------- other ways in
 
@@ -170,17 +173,13 @@ class Bags:
         groups: Any = None,
         instance_labels: Any = None,
         positive: Any = None,
-        radius: Any = None,
-        n_neighbors: int = 8,
-        metadata: Mapping[str, Any] | None = None,
-        negative: Any = None,
-        exclude: Any = None,
+        **rest: Any,
     ) -> "Bags":
-        """A cohort from one (n_b, D) array a bag.
+        """A cohort from one (n_b, D) array per bag.
 
-        `coords`, `edges` and `instance_labels` are likewise one array a bag: (n_b, k),
-        (E, 2) or (E, 3), and (n_b,); an entry of `instance_labels` may be None.  The rest is
-        as in the constructor.
+        `coords`, `edges` and `instance_labels` are likewise one array per bag: (n_b, k), (E, 2) or
+        (E, 3), and (n_b,) or None.  All else is as in the constructor, and so is the rest:
+        `radius`, `n_neighbors`, `metadata`, `negative`, `exclude`.
 
         Examples
         --------
@@ -191,14 +190,9 @@ class Bags:
         >>> bags.labels, bags.class_names, bags.adjacency.nnz // 2
         (array([1, 0]), ('benign', 'tumour'), 5)
         """
-        parts = checks.one_a_bag(arrays, "arrays")
-        names = checks.as_names(names, len(parts))
-        checks.refuse_same_names(names)
-        parts = [checks.as_features(a, f"arrays, bag '{who}'") for a, who in zip(parts, names)]
-        sizes = np.array([len(part) for part in parts])
-        checks.require_instances(offsets_of(sizes), names)
+        features, sizes, names = checks.join_features(arrays, names)
         return cls(
-            checks.concatenate(parts, "arrays", "features", names),
+            features,
             offsets_of(sizes),
             labels=labels,
             names=names,
@@ -207,13 +201,10 @@ class Bags:
             instance_labels=checks.join_instance_labels(instance_labels, sizes, names),
             step=step,
             graph=graph,
-            metadata=metadata,
+            adjacency=None,  # `edges` say it bag by bag
             edges=edges,
             positive=positive,
-            radius=radius,
-            n_neighbors=n_neighbors,
-            negative=negative,
-            exclude=exclude,
+            **rest,
         )
 
     @classmethod
@@ -229,13 +220,9 @@ class Bags:
         step: Any = None,
         graph: str | None = "grid4",
         positive: Any = None,
-        radius: Any = None,
-        n_neighbors: int = 8,
-        metadata: Mapping[str, Any] | None = None,
-        negative: Any = None,
-        exclude: Any = None,
+        **rest: Any,
     ) -> "Bags":
-        """A cohort from a table with one row an instance.
+        """A cohort from a table with one row per instance.
 
         Parameters
         ----------
@@ -249,30 +236,13 @@ class Bags:
             Default: every numeric column not named otherwise.
         coords : one to three column names, or None
             A table with neither "x" nor "y" is a cohort without positions.
-
-        The rest is as in the constructor.
+        step, graph, positive and the rest: radius, n_neighbors, metadata, negative, exclude
+            As in the constructor.
         """
-        table = Table(df, bag)
-        label = table.label_column(label)
-        axes = table.coord_columns(coords)
-        used = [c for c in (bag, label, group, instance_label, *axes) if c is not None]
-        return cls(
-            table.numbers(table.feature_columns(features, used), "features"),
-            table.offsets,
-            labels=table.constant(label, "label"),
-            names=table.names,
-            groups=table.constant(group, "group"),
-            coords=table.numbers(axes, "coords") if axes else None,
-            instance_labels=table.column(instance_label, "instance_label"),
-            step=step,
-            graph=graph,
-            metadata=metadata,
-            positive=positive,
-            radius=radius,
-            n_neighbors=n_neighbors,
-            negative=negative,
-            exclude=exclude,
-        )
+        given = frames.read(df, bag, label, features, coords, group, instance_label)
+        # Rows change places, so no graph is taken: named here, Python refuses it in `rest`.
+        none: dict[str, Any] = {"adjacency": None, "edges": None}
+        return cls(**given, **none, step=step, graph=graph, positive=positive, **rest)
 
     # -------------------------------------------------------------- facts
 
@@ -294,7 +264,7 @@ class Bags:
     @property
     def bag_index(self) -> PerInstance:
         """Number of the bag each instance belongs to, (N,)."""
-        return graphs.bag_index(self.offsets)
+        return bag_index(self.offsets)
 
     @property
     def has_geometry(self) -> bool:
@@ -321,10 +291,10 @@ class Bags:
         return (len(self),)
 
     def split(self, values: Any) -> list[Any]:
-        """Cut anything with one row an instance (N, ...) into one piece a bag."""
+        """Cut anything with one row per instance (N, ...) into one piece per bag."""
         if len(values) != self.n_instances:
             raise ValueError(
-                f"split: expected one row an instance, {self.n_instances} in all, "
+                f"split: expected one row per instance, {self.n_instances} in all, "
                 f"found {len(values)}"
             )
         return [values[a:b] for a, b in zip(self.offsets[:-1], self.offsets[1:])]
@@ -336,12 +306,7 @@ class Bags:
         """
         if self.__dict__.get("_finite", False):
             return
-        rows = max(1, _CHUNK // max(1, self.n_features))
-        bad = np.zeros(self.n_instances, dtype=np.int64)
-        for start in range(0, self.n_instances, rows):
-            finite = np.isfinite(self.features[start : start + rows])
-            if not finite.all():
-                bad[start : start + rows] = (~finite).sum(axis=1)
+        bad = rows.count_not_finite(self.features)
         if bad.any():
             where = np.unique(self.bag_index[bad > 0])
             raise ValueError(
@@ -358,51 +323,44 @@ class Bags:
 
     def __getitem__(self, key: Any) -> "Bags":
         """The chosen bags as Bags: an int, slice, list or array of ints, or boolean mask."""
-        return self._take(_chosen(key, len(self)))
+        return self._take(rows.chosen(key, len(self)))
 
     def __iter__(self) -> Iterator["Bags"]:
         for b in range(len(self)):
             yield self[b]
 
-    def _take(self, chosen: Int[np.ndarray, " chosen"]) -> "Bags":
+    def _take(self, chosen: rows.Chosen) -> "Bags":
         offsets = offsets_of(self.sizes[chosen])
-        rows = _rows(self.offsets, chosen, offsets)
-        subset = object.__new__(type(self))
-        subset._store(
-            features=_take_features(self.features, rows),
+        here = rows.rows_of(self.offsets, chosen, offsets)
+        return self._changed(
+            features=rows.take_features(self.features, here),
             offsets=offsets,
             labels=self.labels[chosen],
             names=self.names[chosen],
             groups=None if self.groups is None else self.groups[chosen],
-            coords=None if self.coords is None else self.coords[rows],
-            instance_labels=self.instance_labels[rows],
-            adjacency=_take_blocks(self.adjacency, self.offsets, chosen, offsets, rows),
+            coords=None if self.coords is None else self.coords[here],
+            instance_labels=self.instance_labels[here],
+            adjacency=rows.take_blocks(self.adjacency, self.offsets, chosen, offsets, here),
             step=None if self.step is None else self.step[chosen],
-            graph=self.graph,
-            class_names=self.class_names,
-            _metadata=self._metadata,
         )
-        return subset
 
     def _with_labels(self, found: Labels, groups: Any = None) -> "Bags":
         """The same bags with other labels, and other groups where they are given."""
         checks.mention_contradictions(self.instance_labels, found.values, self.offsets, self.names)
-        other = object.__new__(type(self))
-        other._store(
-            **self.__dict__
-            | {
-                "labels": found.values,
-                "class_names": found.names,
-                "groups": self.groups if groups is None else checks.as_groups(groups, self.names),
-                "_metadata": self._metadata | {"classes": found.classes},
-            }
+        return self._changed(
+            labels=found.values,
+            class_names=found.names,
+            groups=self.groups if groups is None else checks.as_groups(groups, self.names),
+            _metadata=self._metadata | {"classes": found.classes},
         )
-        return other
 
     def _with_groups(self, groups: Any) -> "Bags":
         """The same bags, of other groups."""
+        return self._changed(groups=checks.as_groups(groups, self.names))
+
+    def _changed(self, **fields: Any) -> "Bags":
         other = object.__new__(type(self))
-        other._store(**self.__dict__ | {"groups": checks.as_groups(groups, self.names)})
+        other._store(**self.__dict__ | fields)
         return other
 
     # -------------------------------------------------------------- immutability
@@ -424,7 +382,7 @@ class Bags:
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         raise TypeError(
             "Bags are ragged and not an array. Use bags.features for the (N, D) instances, "
-            "bags.split(values) for one array a bag, bags.labels for the labels."
+            "bags.split(values) for one array per bag, bags.labels for the labels."
         )
 
     def __repr__(self) -> str:
@@ -447,7 +405,7 @@ def _describe(bags: Bags) -> list[str]:
     ]
     if len(bags):
         low, middle, high = np.quantile(bags.sizes, [0, 0.5, 1])
-        lines.append(f"instances a bag: {low:,.0f} to {high:,.0f}, median {middle:,g}")
+        lines.append(f"instances per bag: {low:,.0f} to {high:,.0f}, median {middle:,g}")
     lines.append(_describe_graph(bags))
     if bags.groups is not None:
         lines.append(f"groups: {len(np.unique(bags.groups)):,}")
@@ -465,88 +423,8 @@ def _describe_graph(bags: Bags) -> str:
     mean = degree.mean() if len(degree) else 0.0
     return (
         f"graph: {bags.graph}, {count(bags.adjacency.nnz // 2, 'edge')}, {mean:.3g} neighbours "
-        f"an instance, {count(int((degree == 0).sum()), 'instance')} without"
+        f"per instance, {count(int((degree == 0).sum()), 'instance')} without"
     )
-
-
-# ------------------------------------------------------------------ subsets
-
-
-def _chosen(key: Any, n_bags: int) -> Int[np.ndarray, " chosen"]:
-    """Bag numbers that an index asks for."""
-    if isinstance(key, tuple) and len(key) == 2 and key[1] is Ellipsis:
-        key = key[0]  # how scikit-learn indexes arrays of any number of axes
-    if isinstance(key, slice):
-        return np.arange(*key.indices(n_bags))
-    if isinstance(key, tuple):
-        raise IndexError(f"Bags have one axis: use a list, bags[{list(key)}]")
-    index = np.asarray(key)
-    if index.dtype == bool and index.ndim == 1:
-        if len(index) != n_bags:
-            raise IndexError(f"boolean mask: expected {n_bags} entries, found {len(index)}")
-        return np.flatnonzero(index)
-    if index.size == 0 and index.ndim == 1:
-        index = index.astype(np.int64)  # to numpy an empty list is one of floats
-    if index.dtype.kind not in "iu" or index.ndim > 1:
-        raise IndexError(
-            "Bags are indexed by int, slice, list of ints or boolean mask, "
-            f"found {key!r}. By name: bags[bags.names == name]."
-        )
-    return _from_the_front(np.atleast_1d(index).astype(np.int64), n_bags)
-
-
-def _from_the_front(index: Int[np.ndarray, " chosen"], n_bags: int) -> Int[np.ndarray, " chosen"]:
-    """Negative numbers count from the end; those out of range raise IndexError."""
-    outside = (index < -n_bags) | (index >= n_bags)
-    if outside.any():
-        raise IndexError(f"bag {index[outside][0]} is out of range for {n_bags} bags")
-    return np.where(index < 0, index + n_bags, index)
-
-
-def _rows(
-    offsets: Offsets,
-    chosen: Int[np.ndarray, " chosen"],
-    new_offsets: Int[np.ndarray, " chosen_and_one"],
-) -> slice | Int[np.ndarray, " rows"]:
-    """Rows of the chosen bags; a slice (no copy) where they lie together in order."""
-    if len(chosen) and (np.diff(chosen) == 1).all():
-        return slice(int(offsets[chosen[0]]), int(offsets[chosen[-1] + 1]))
-    shift = offsets[chosen] - new_offsets[:-1]
-    return np.arange(new_offsets[-1]) + np.repeat(shift, np.diff(new_offsets))
-
-
-def _take_features(features: np.ndarray, rows: slice | Int[np.ndarray, " rows"]) -> np.ndarray:
-    """The rows; those of a large file go to another file, not into memory.
-
-    The file has no name and is gone with the array. A slice stays a view of the first one.
-    """
-    if isinstance(rows, slice) or not isinstance(features, np.memmap):
-        return features[rows]
-    if len(rows) * features.shape[1] * features.itemsize <= ROOM:
-        return features[rows]
-    with tempfile.TemporaryFile() as file:
-        shape = (len(rows), features.shape[1])
-        taken = np.memmap(file, dtype=features.dtype, mode="w+", shape=shape)
-        step = max(1, _CHUNK // features.shape[1])
-        for start in range(0, len(rows), step):
-            taken[start : start + step] = features[rows[start : start + step]]
-    return taken
-
-
-def _take_blocks(
-    adjacency: csr_array,
-    offsets: Offsets,
-    chosen: Int[np.ndarray, " chosen"],
-    new_offsets: Int[np.ndarray, " chosen_and_one"],
-    rows: slice | Int[np.ndarray, " rows"],
-) -> csr_array:
-    """Diagonal blocks of the chosen bags: their rows, with the columns moved along."""
-    n = int(new_offsets[-1])
-    part = adjacency[rows]
-    # column - start of the bag there + start of the bag here
-    shift = np.repeat(new_offsets[:-1] - offsets[chosen], np.diff(new_offsets))
-    columns = part.indices + np.repeat(shift, np.diff(part.indptr))
-    return csr_array((part.data, columns.astype(part.indices.dtype), part.indptr), shape=(n, n))
 
 
 def _frozen(value: Any) -> Any:

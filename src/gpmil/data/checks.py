@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from scipy.sparse import issparse
 
 from gpmil.data import classes
-from gpmil.data.graphs import Offsets
+from gpmil.data.neighbours import Offsets
 
 logger = logging.getLogger("gpmil")
 
@@ -85,9 +85,9 @@ def as_array(values: Any, name: str) -> np.ndarray:
 
 
 def column(values: Any, name: str, length: int, each: str = "bag") -> np.ndarray:
-    """One value a bag (or instance), (length,); of Python objects unless it was an array."""
+    """One value per bag (or instance), (length,); of Python objects unless it was an array."""
     if not _is_list_like(values):
-        raise ValueError(f"{name}: expected one value a {each}, found {values!r}")
+        raise ValueError(f"{name}: expected one value per {each}, found {values!r}")
     if hasattr(values, "__array__"):
         array = as_array(values, name)
         found = f"shape {array.shape}"
@@ -96,21 +96,21 @@ def column(values: Any, name: str, length: int, each: str = "bag") -> np.ndarray
         array = np.fromiter(values, dtype=object)
         found = str(len(array))
     if array.shape != (length,):
-        raise ValueError(f"{name}: expected one value a {each}, {length} in all, found {found}")
+        raise ValueError(f"{name}: expected one value per {each}, {length} in all, found {found}")
     return array
 
 
-def one_a_bag(values: Any, name: str, names: np.ndarray | None = None) -> list[Any]:
-    """A list with one array a bag, as many as there are `names`."""
+def one_per_bag(values: Any, name: str, names: np.ndarray | None = None) -> list[Any]:
+    """A list with one array per bag, as many as there are `names`."""
     if not _is_list_like(values):
-        raise ValueError(f"{name}: expected one array a bag, found {type(values).__name__}")
+        raise ValueError(f"{name}: expected one array per bag, found {type(values).__name__}")
     parts = list(values)
     if names is not None and len(parts) != len(names):
         raise ValueError(
-            f"{name}: expected one array a bag, {len(names)} in all, found {len(parts)}"
+            f"{name}: expected one array per bag, {len(names)} in all, found {len(parts)}"
         )
     if not parts:
-        raise ValueError(f"{name}: expected one array a bag, found none")
+        raise ValueError(f"{name}: expected one array per bag, found none")
     return parts
 
 
@@ -158,6 +158,17 @@ def as_features(features: Any, name: str) -> Float[np.ndarray, "n d"]:
     if isinstance(array, np.memmap) and array.dtype.isnative:
         return array
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+
+
+def join_features(arrays: Any, names: Any) -> tuple[Float[np.ndarray, "n d"], PerBag, np.ndarray]:
+    """Features given bag by bag as one array (N, D), the sizes of the bags, and their names."""
+    parts = one_per_bag(arrays, "arrays")
+    names = as_names(names, len(parts))
+    refuse_same_names(names)
+    parts = [as_features(a, f"arrays, bag '{who}'") for a, who in zip(parts, names)]
+    sizes = np.array([len(part) for part in parts])
+    require_instances(offsets_of(sizes), names)
+    return concatenate(parts, "arrays", "features", names), sizes, names
 
 
 def offsets_of(sizes: Int[np.ndarray, " any"]) -> Offsets:
@@ -234,7 +245,7 @@ def _is_whole(value: Any) -> bool:
 def encode_labels(
     labels: Any, n_bags: int, positive: Any, negative: Any = None, exclude: Any = None
 ) -> tuple[PerBag, tuple[str, str] | None]:
-    """0, 1 or -1 a bag, and the names of classes 0 and 1 where they were chosen by name."""
+    """0, 1 or -1 per bag, and the names of classes 0 and 1 where they were chosen by name."""
     if labels is None:
         return np.full(n_bags, UNKNOWN), None
     values = column(labels, "labels", n_bags)
@@ -254,7 +265,7 @@ def encode_labels(
 
 
 def encode_instance_labels(labels: Any, n: int) -> PerInstance:
-    """0, 1 or -1 an instance, (n,)."""
+    """0, 1 or -1 per instance, (n,)."""
     if labels is None:
         return np.full(n, UNKNOWN)
     values = column(labels, "instance_labels", n, "instance")
@@ -280,7 +291,7 @@ def join_instance_labels(labels: Any, sizes: PerBag, names: np.ndarray) -> np.nd
     """Instance labels given bag by bag as one column, (N,); None for a bag is unknown."""
     if labels is None:
         return None
-    parts = one_a_bag(labels, "instance_labels", names)
+    parts = one_per_bag(labels, "instance_labels", names)
     full = [
         np.full(n, UNKNOWN)
         if part is None

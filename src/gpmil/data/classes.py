@@ -69,15 +69,15 @@ def encode(
     LUAD 3 (positive), none 1 (negative), '?' 1 (left out)
     """
     spelled = [text(value) for value in values]
-    names, notes = _one_spelling(Counter(word for word in spelled if word is not None))
+    names, notes = _choose_spellings(Counter(word for word in spelled if word is not None))
     known = [None if word is None else names[fold(word)] for word in spelled]
-    counts = _in_order(Counter(name for name in known if name is not None))
+    counts = _sort_classes(Counter(name for name in known if name is not None))
     asked = {
-        word: _asked(given, word, counts)
+        word: _read_request(given, word, counts)
         for word, given in (("positive", positive), ("negative", negative), ("exclude", exclude))
     }
-    roles, missing = _named(asked, counts)
-    _take_the_rest(roles, asked, counts, missing)
+    roles, missing = _assign_named(asked, counts)
+    _assign_rest(roles, asked, counts, missing)
     codes = [-1 if name is None else CODES[roles[name]] for name in known]
     classes = {n: (counts[n], role) for role in CODES for n in counts if roles[n] == role}
     absent = [f"{word}={item!r} is not among the classes found." for word, item in missing]
@@ -124,13 +124,13 @@ def _number(name: str) -> float | None:
     return float(name) if NUMBER.fullmatch(name.strip()) else None
 
 
-def _one_spelling(counts: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
+def _choose_spellings(counts: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
     """The most frequent spelling of each class by its fold, and a note for each with several."""
     spellings: dict[str, list[str]] = {}
     for word in sorted(counts, key=lambda word: -counts[word]):
         spellings.setdefault(fold(word), []).append(word)
     notes = [
-        f"{_and([f'{word!r} ({counts[word]})' for word in words])} are taken as one class, "
+        f"{join_words([f'{word!r} ({counts[word]})' for word in words])} are taken as one class, "
         f"{words[0]!r}."
         for words in spellings.values()
         if len(words) > 1
@@ -138,7 +138,7 @@ def _one_spelling(counts: Mapping[str, int]) -> tuple[dict[str, str], list[str]]
     return {key: words[0] for key, words in spellings.items()}, notes
 
 
-def _in_order(counts: Mapping[str, int]) -> dict[str, int]:
+def _sort_classes(counts: Mapping[str, int]) -> dict[str, int]:
     """Numbers first, as they rise, then words, the most frequent first."""
 
     def place(name: str) -> tuple[bool, float, str]:
@@ -150,24 +150,25 @@ def _in_order(counts: Mapping[str, int]) -> dict[str, int]:
 
 # ------------------------------------------------------------------ what was asked for
 
-Asked = list[tuple[str, list[str]]]  # what was said, and the classes it means
+Request = list[tuple[str, list[str]]]
+"""What was said of classes, item by item, and the classes that each item means."""
 
 
-def _asked(given: Any, word: str, counts: Mapping[str, int]) -> Asked:
+def _read_request(given: Any, word: str, counts: Mapping[str, int]) -> Request:
     if given is None:
         return []
     # A class may have a comma in its name: the whole comes first.
-    if isinstance(given, str) and not _meant(given, counts):
+    if isinstance(given, str) and not _match(given, counts):
         items: Sequence[Any] = next(csv.reader([given], skipinitialspace=True), [])
     else:
         items = list(given) if isinstance(given, (list, tuple, set, np.ndarray)) else [given]
     said = [text(item) for item in items]
     if not said or None in said:
         raise ValueError(f"labels: {word}={given!r}: expected a class, or several, as in 'a,b'.")
-    return [(item, _meant(item, counts)) for item in said if item is not None]
+    return [(item, _match(item, counts)) for item in said if item is not None]
 
 
-def _meant(item: str, counts: Mapping[str, int]) -> list[str]:
+def _match(item: str, counts: Mapping[str, int]) -> list[str]:
     """The classes that a name, or a comparison, stands for; -1 must be named."""
     same = [name for name in counts if fold(name) == fold(item)]
     compared = COMPARISON.fullmatch(item.strip())
@@ -180,8 +181,8 @@ def _meant(item: str, counts: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _named(
-    asked: Mapping[str, Asked], counts: Mapping[str, int]
+def _assign_named(
+    asked: Mapping[str, Request], counts: Mapping[str, int]
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """The roles of the classes that were named, and what was named and is not there."""
     by: dict[str, str] = {}
@@ -193,14 +194,14 @@ def _named(
                 if by.setdefault(name, word) != word:
                     raise ValueError(
                         f"labels: class {name!r} is named twice, by {by[name]}= and by {word}=. "
-                        f"The classes are {_counted(counts)}."
+                        f"The classes are {_list_counts(counts)}."
                     )
     return {name: WORDS[word] for name, word in by.items()}, missing
 
 
-def _take_the_rest(
+def _assign_rest(
     roles: dict[str, str],
-    asked: Mapping[str, Asked],
+    asked: Mapping[str, Request],
     counts: Mapping[str, int],
     missing: list[tuple[str, str]],
 ) -> None:
@@ -216,22 +217,22 @@ def _take_the_rest(
     if rest and missing:
         word, item = missing[0]
         raise ValueError(
-            f"labels: {word}={item!r} is not among the classes found, {_counted(counts)}."
+            f"labels: {word}={item!r} is not among the classes found, {_list_counts(counts)}."
         )
     if rest and (len(kept) > 2 or not sides or len(rest) > 1):
-        raise ValueError(_unsaid(asked, counts, rest))
+        raise ValueError(_describe_unsaid(asked, counts, rest))
     if rest:
         roles[rest[0]] = NEGATIVE if sides == ["positive"] else POSITIVE
     alone = len({roles[name] for name in kept}) == 1
     if len(sides) == 1 and alone and roles.get("-1") == UNLABELLED:
         other = "negative" if sides == ["positive"] else "positive"
         raise ValueError(
-            f"labels: the classes are {_counted(counts)}, and -1 means unlabelled here. Say "
+            f"labels: the classes are {_list_counts(counts)}, and -1 means unlabelled here. Say "
             f"{other}='-1' if it is the {other} class, exclude='-1' if those are unlabelled."
         )
 
 
-def _class_names(classes: Found, asked: Mapping[str, Asked]) -> tuple[str, str]:
+def _class_names(classes: Found, asked: Mapping[str, Request]) -> tuple[str, str]:
     """Names of classes 0 and 1, also where no label is of one of them."""
 
     def name(word: str) -> str:
@@ -262,7 +263,7 @@ def named(classes: Mapping[str, Any], role: str) -> str | None:
     >>> named({"3": (9, "positive"), "4": (2, "positive")}, "positive")
     '3,4'
     """
-    return ",".join(_of(classes, role)) or None
+    return ",".join(_with_role(classes, role)) or None
 
 
 def of_one_class(classes: Found) -> str:
@@ -290,21 +291,23 @@ def of_codes(labels: Int[np.ndarray, " n"], names: tuple[str, str] | None = None
     return {name: (n, role) for name, (n, role) in found.items() if n}
 
 
-def _unsaid(asked: Mapping[str, Asked], counts: Mapping[str, int], rest: list[str]) -> str:
+def _describe_unsaid(
+    asked: Mapping[str, Request], counts: Mapping[str, int], rest: list[str]
+) -> str:
     how_many = f"{len(counts)} class{'es' if len(counts) > 1 else ''}"
     words = ", ".join(f"{word}={said!r}" for word, said in example(asked, counts).items())
-    found = f"labels: found {how_many}: {_counted(counts)}."
+    found = f"labels: found {how_many}: {_list_counts(counts)}."
     if not any(asked.values()):
         found = f"labels: expected 0 and 1 (-1 or empty: unlabelled), {found[8:]}"
-    what = f"what {_and([repr(name) for name in rest])} {'is' if len(rest) == 1 else 'are'}"
+    what = f"what {join_words([repr(name) for name in rest])} {'is' if len(rest) == 1 else 'are'}"
     if len(counts) <= 2:
         what = "which one is positive"
     return f"{found} Say {what}, as in {words}."
 
 
-def example(asked: Mapping[str, Asked], counts: Mapping[str, int]) -> dict[str, str]:
+def example(asked: Mapping[str, Request], counts: Mapping[str, int]) -> dict[str, str]:
     """Words that would do, such as {"positive": "tumour", "exclude": "unknown"}."""
-    roles, _ = _named(asked, counts)
+    roles, _ = _assign_named(asked, counts)
     rest = [name for name in counts if name not in roles and name != "-1"]
     sure = [name for name in rest if not DOUBTFUL.search(fold(name))] or rest
     rising = all(_number(name) is not None for name in sure)
@@ -315,7 +318,7 @@ def example(asked: Mapping[str, Asked], counts: Mapping[str, int]) -> dict[str, 
         roles |= dict.fromkeys(highest, POSITIVE)
     roles |= {name: NEGATIVE for name in sure if name not in roles}
     roles |= {name: EXCLUDED for name in rest if name not in roles}
-    said = {word: _listed([n for n in counts if roles.get(n) == WORDS[word]]) for word in WORDS}
+    said = {word: _write_list([n for n in counts if roles.get(n) == WORDS[word]]) for word in WORDS}
     if grades:
         said |= {"positive": f">={sure[1]}", "negative": f"<{sure[1]}"}
     if len(counts) == 2 and not said["exclude"]:
@@ -323,23 +326,28 @@ def example(asked: Mapping[str, Asked], counts: Mapping[str, int]) -> dict[str, 
     return {word: items for word, items in said.items() if items}
 
 
-def _listed(names: list[str]) -> str:
-    """Names with commas between, as `_asked` takes them apart."""
+def _write_list(names: list[str]) -> str:
+    """Names with commas between, as `_read_request` takes them apart."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(names)
     return line.getvalue()
 
 
-def _of(classes: Mapping[str, Any], role: str) -> list[str]:
+def _with_role(classes: Mapping[str, Any], role: str) -> list[str]:
     return [name for name, (_, own) in classes.items() if own == role]
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _list_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name!r} ({n:,})" for name, n in counts.items())
 
 
-def _and(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+def join_words(words: Sequence[str]) -> str:
+    """Words as a sentence lists them.
+
+    >>> join_words(["a", "b", "c"]), join_words(["a"]), join_words([])
+    ('a, b and c', 'a', '')
+    """
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 # ------------------------------------------------------------------ two tables
@@ -358,7 +366,7 @@ def refuse_other_classes(known: Mapping[str, Any], given: Found, whose: str) -> 
     shared = (now[POSITIVE] & was[POSITIVE]) | (now[NEGATIVE] & was[NEGATIVE])
     if not any(was.values()) or not any(now.values()) or (shared and not turned):
         return ""
-    words = [", ".join(repr(n) for n in _of(c, r)) for c in (known, given) for r in was]
+    words = [", ".join(repr(n) for n in _with_role(c, r)) for c in (known, given) for r in was]
     plain = {"0.0", "1.0"}
     coded = [side[POSITIVE] | side[NEGATIVE] <= plain for side in (was, now)]
     if not turned and any(coded):
@@ -371,4 +379,4 @@ def refuse_other_classes(known: Mapping[str, Any], given: Found, whose: str) -> 
 
 
 def _sides(classes: Mapping[str, Any]) -> dict[str, set[str]]:
-    return {r: {fold(name) for name in _of(classes, r)} for r in (POSITIVE, NEGATIVE)}
+    return {r: {fold(name) for name in _with_role(classes, r)} for r in (POSITIVE, NEGATIVE)}

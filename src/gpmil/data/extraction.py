@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpmil.data.classes import join_words
+
 Facts = dict[str, Any]
 
 WORDS = {
@@ -78,11 +80,7 @@ def words(facts: Mapping[str, Any], names: Iterable[str] = NAMES) -> str:
     >>> words({"magnification": 20, "overlap": 0, "encoder": "uni_v1"})
     "encoder 'uni_v1', magnification 20x and overlap 0 px"
     """
-    return _listed([WORDS[name].format(facts[name]) for name in names if name in facts])
-
-
-def _listed(parts: list[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    return join_words([WORDS[name].format(facts[name]) for name in names if name in facts])
 
 
 def mismatch(trained: Facts, given: Facts) -> str:
@@ -97,8 +95,8 @@ def mismatch(trained: Facts, given: Facts) -> str:
     here = [WORDS[name].format(given[name]).removeprefix(_title(name)) for name in differ]
     return (
         f"the model was fitted on features of {words(trained, differ)}, these bags come from "
-        f"{_listed(here)}. Extract features as those of the model were, or fit a model on features "
-        "like these."
+        f"{join_words(here)}. Extract features as those of the model were, or fit a model on "
+        "features like these."
     )
 
 

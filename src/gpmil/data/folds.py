@@ -113,7 +113,7 @@ def zero_one(labels: Any, n: int) -> Int[np.ndarray, " B"]:
     """One label per bag, each 0 or 1."""
     labels = np.asarray(labels)
     if labels.shape != (n,):
-        raise ValueError(f"labels: expected one a bag, {n} in all, found shape {labels.shape}.")
+        raise ValueError(f"labels: expected one per bag, {n} in all, found shape {labels.shape}.")
     if not np.isin(labels, (0, 1)).all():
         raise ValueError(
             f"labels: expected 0 or 1, found {listed(labels[~np.isin(labels, (0, 1))])}. Leave out "
@@ -125,4 +125,4 @@ def zero_one(labels: Any, n: int) -> Int[np.ndarray, " B"]:
 def check_groups(groups: np.ndarray | None, n: int) -> None:
     """One group per bag, where there are groups."""
     if groups is not None and len(groups) != n:
-        raise ValueError(f"groups: expected one a bag, {n} in all, found {len(groups)}.")
+        raise ValueError(f"groups: expected one per bag, {n} in all, found {len(groups)}.")

@@ -1,7 +1,7 @@
-"""A table with one row an instance, read for ``Bags.from_frame``.
+"""A table with one row per instance, read for ``Bags.from_frame``.
 
 Columns are found by name (some may be absent, which is logged), rows are brought together bag
-by bag, and columns that hold one value a bag are checked to do so.
+by bag, and columns that hold one value per bag are checked to do so.
 """
 
 import logging
@@ -11,14 +11,39 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpmil.data import graphs
 from gpmil.data.checks import all_columns, count, factorize, listed, offsets_of, refuse_same_names
+from gpmil.data.neighbours import bag_index
 
 logger = logging.getLogger("gpmil")
 
 
+def read(
+    df: Any,
+    bag: str,
+    label: str | None,
+    features: str | Sequence[str] | None,
+    coords: str | Sequence[str] | None,
+    group: str | None,
+    instance_label: str | None,
+) -> dict[str, Any]:
+    """What the columns of a table are to `Bags`, by the names of its arguments."""
+    table = Table(df, bag)
+    label = table.label_column(label)
+    axes = table.coord_columns(coords)
+    used = [c for c in (bag, label, group, instance_label, *axes) if c is not None]
+    return {
+        "features": table.numbers(table.feature_columns(features, used), "features"),
+        "offsets": table.offsets,
+        "labels": table.constant(label, "label"),
+        "names": table.names,
+        "groups": table.constant(group, "group"),
+        "coords": table.numbers(axes, "coords") if axes else None,
+        "instance_labels": table.column(instance_label, "instance_label"),
+    }
+
+
 class Table:
-    """A table with one row an instance: bags by first appearance, rows of a bag in order."""
+    """A table with one row per instance: bags by first appearance, rows of a bag in order."""
 
     def __init__(self, df: Any, bag: str) -> None:
         self.df = _as_frame(df)
@@ -83,16 +108,16 @@ class Table:
         return np.asarray(self.df[name])[self.order]
 
     def constant(self, name: str | None, argument: str) -> np.ndarray | None:
-        """A column with one value a bag, (B,)."""
+        """A column with one value per bag, (B,)."""
         values = self.column(name, argument)
         if values is None:
             return None
-        bag, first = graphs.bag_index(self.offsets), self.offsets[:-1]
+        bag, first = bag_index(self.offsets), self.offsets[:-1]
         codes, _ = factorize(values, argument)
         differs = np.unique(bag[codes != codes[first][bag]])
         if len(differs):
             raise ValueError(
-                f"{argument}: expected one {name!r} a bag, bag '{self.names[differs[0]]}' has "
+                f"{argument}: expected one {name!r} per bag, bag '{self.names[differs[0]]}' has "
                 f"{listed(values[bag == differs[0]])} ({count(len(differs), 'such bag')})"
             )
         return values[first]
@@ -116,5 +141,5 @@ def _as_frame(df: Any) -> pd.DataFrame:
     if len(twice):
         raise ValueError(f"df: columns that share a name: {listed(twice)}")
     if len(df) == 0:
-        raise ValueError("df: expected one row an instance, found no rows")
+        raise ValueError("df: expected one row per instance, found no rows")
     return df

@@ -13,8 +13,9 @@ from jaxtyping import Float
 from scipy.sparse import csr_array, issparse
 
 from gpmil.data import graphs
-from gpmil.data.checks import SHOWN, PerBag, as_array, concatenate, count, listed, one_a_bag
-from gpmil.data.graphs import BagIndex, Coords, Offsets
+from gpmil.data.checks import SHOWN, PerBag, as_array, concatenate, count, listed, one_per_bag
+from gpmil.data.lattice import infer_step
+from gpmil.data.neighbours import BagIndex, Coords, Offsets, bag_index
 from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
@@ -35,7 +36,7 @@ def join_coords(coords: Any, sizes: PerBag, names: np.ndarray) -> Coords | None:
     if coords is None:
         return None
     arrays = []
-    for part, n, name in zip(one_a_bag(coords, "coords", names), sizes, names):
+    for part, n, name in zip(one_per_bag(coords, "coords", names), sizes, names):
         array = _positions(part, f"coords of bag '{name}'")
         if len(array) != n:
             raise ValueError(f"coords of bag '{name}': expected {n} rows, found {len(array)}")
@@ -50,9 +51,9 @@ def as_coords(coords: Any, offsets: Offsets, names: np.ndarray) -> Coords | None
     array = _positions(coords, "coords")
     if len(array) != offsets[-1]:
         raise ValueError(
-            f"coords: expected one row an instance, {offsets[-1]} in all, found {len(array)}"
+            f"coords: expected one row per instance, {offsets[-1]} in all, found {len(array)}"
         )
-    bag = graphs.bag_index(offsets)
+    bag = bag_index(offsets)
     bad = ~np.isfinite(array).all(axis=1)
     if bad.any():
         raise ValueError(
@@ -115,38 +116,38 @@ def as_step(step: Any, names: np.ndarray, coords: Coords | None) -> Steps | None
 
 
 def _spread_step(step: Any, shape: tuple[int, int]) -> Steps:
-    """One number, one an axis, one a bag or all of them, as (B, k) = `shape`."""
+    """One number, one per axis, one per bag or all of them, as (B, k) = `shape`."""
     array = as_array(step, "step")
     if array.dtype.kind not in "iuf":
         raise ValueError(f"step: expected numbers, found {step!r}")
     if array.ndim == 1:
-        array = array[None, :] if _is_one_an_axis(step, array, shape) else array[:, None]
+        array = array[None, :] if _is_one_per_axis(step, array, shape) else array[:, None]
     if array.ndim > 2 or any(a not in (1, b) for a, b in zip(array.shape, shape)):
         raise ValueError(
-            f"step: expected one number, {shape[1]} (one an axis), {shape[0]} (one a bag) or "
+            f"step: expected one number, {shape[1]} (one per axis), {shape[0]} (one per bag) or "
             f"an array {shape}, found shape {np.shape(step)}"
         )
     return np.broadcast_to(array, shape).astype(np.float64)
 
 
-def _is_one_an_axis(step: Any, array: np.ndarray, shape: tuple[int, int]) -> bool:
-    """Whether a row of steps is one an axis; where B = k a tuple is, a list or array is not."""
+def _is_one_per_axis(step: Any, array: np.ndarray, shape: tuple[int, int]) -> bool:
+    """Whether a row of steps is one per axis; where B = k a tuple is, a list or array is not."""
     n_bags, k = shape
     if len(array) != n_bags or len(array) != k or (array == array[0]).all():
         return len(array) == k
     by_axis = isinstance(step, tuple)
     logger.warning(
-        "step: %d numbers for %d bags with %d axes were read as one %s; "
-        "a tuple is one an axis, a list or array one a bag",
+        "step: %d numbers for %d bags with %d axes were read as one per %s; "
+        "a tuple is one per axis, a list or array one per bag",
         *(len(array), n_bags, k),
-        "an axis" if by_axis else "a bag",
+        "axis" if by_axis else "bag",
     )
     return by_axis
 
 
 def _inferred_step(coords: Coords, offsets: Offsets) -> Steps | None:
     """The step that the coordinates show, or None; either way it is said."""
-    step = graphs.infer_step(coords, offsets)
+    step = infer_step(coords, offsets)
     if np.isfinite(step).all():
         logger.warning("step not given; the coordinates show %s", _describe_steps(step))
         return step
@@ -184,8 +185,7 @@ def graph_from_coords(
 
     A step that is needed and not given is inferred; where it cannot be, there are no edges.
     """
-    if graph is not None and graph not in graphs.GRAPHS:
-        raise ValueError(f"graph: expected {', '.join(graphs.GRAPHS)} or None, found {graph!r}")
+    graphs.check_graph(graph)
     if coords is None:
         graph = graph if graph == "chain" else None
         return graphs.adjacency_from_coords(None, offsets, graph), graph, step
@@ -201,7 +201,7 @@ def graph_from_coords(
 
 def graph_from_edges(edges: Any, offsets: Offsets, names: np.ndarray) -> csr_array:
     """The N x N adjacency of edges given bag by bag."""
-    return graphs.adjacency_from_edges(one_a_bag(edges, "edges", names), offsets, names)
+    return graphs.adjacency_from_edges(one_per_bag(edges, "edges", names), offsets, names)
 
 
 def as_adjacency(adjacency: Any, offsets: Offsets) -> csr_array:
@@ -218,7 +218,7 @@ def as_adjacency(adjacency: Any, offsets: Offsets) -> csr_array:
     if not (np.isfinite(matrix.data) & (matrix.data > 0)).all():
         raise ValueError("adjacency: expected positive, finite weights")
     rows = np.repeat(np.arange(n), np.diff(matrix.indptr))
-    bag = graphs.bag_index(offsets)
+    bag = bag_index(offsets)
     if (rows == matrix.indices).any():
         raise ValueError("adjacency: expected a zero diagonal, found an instance joined to itself")
     if (bag[rows] != bag[matrix.indices]).any():
@@ -236,7 +236,7 @@ def _warn_without_edges(
     if not lonely.any():
         return
     used = "" if step is None else f" The step is {_describe_steps(step[lonely])}."
-    seen = graphs.infer_step(coords, offsets)[lonely]
+    seen = infer_step(coords, offsets)[lonely]
     shown = f" The coordinates show {_describe_steps(seen)}." if np.isfinite(seen).all() else ""
     warn_caller(
         f"{count(int(lonely.sum()), 'bag')} with at least {MANY_INSTANCES} instances and not one "

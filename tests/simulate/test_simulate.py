@@ -16,8 +16,8 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from gpmil import simulate
 from gpmil.simulate import Settings, cohort, panda_like, population, sicapv2_like, slide, stream
+from gpmil.simulate.cohorts import draw_roster
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_panda_like_has_the_numbers_of_panda():
 
 
 def test_patients_have_one_to_three_slides_and_some_have_both_classes():
-    roster = simulate._roster(seed=0, part=0, n_bags=1000, n_positive=700, settings=Settings())
+    roster = draw_roster(seed=0, part=0, n_bags=1000, n_positive=700, settings=Settings())
     slides = np.bincount(roster.patients)
     assert set(slides) == {1, 2, 3} and 1.3 < slides.mean() < 1.5
     positive = np.bincount(roster.patients, roster.labels)
