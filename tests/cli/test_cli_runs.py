@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from typer.testing import CliRunner
 
 import gpmil
-from gpmil.cli import app, cv, doctor, options
+from gpmil.cli import app, cv, doctor, options, settings
 from gpmil.runs import judge
 from gpmil.runs.data_card import cache_of, fingerprint
 from gpmil.runs.files import read_patches, read_predictions
@@ -545,10 +545,10 @@ def test_evaluate_against_other_labels(place, tmp_path, _no_report):
 def test_settings_may_stand_anywhere_and_have_hyphens_or_underscores():
     own = {"--out", "--labels"}
     words = ["--n_inducing=7", "data", "--tuning-budget", "9", "--out", "run", "--calibrated"]
-    rest, found = options.separate(words, own)
+    rest, found = settings.separate(words, own)
     assert rest == ["data", "--out", "run"]
     assert found == {"n_inducing": "7", "tuning_budget": "9", "calibrated": None}
-    model = options.build_model("vgpmil-pr-i", found)
+    model = settings.build_model("vgpmil-pr-i", found)
     assert (model.n_inducing, model.tuning_budget, model.calibrated) == (7, 9, True)
 
 
@@ -557,14 +557,14 @@ def test_every_setting_of_a_model_survives_the_config(name):
     cls = getattr(gpmil, name)
     defaults = cls().get_params(deep=False)
     text = {k: ",".join(v) if isinstance(v, tuple) else str(v) for k, v in defaults.items()}
-    model = options.build_model(name, text)
+    model = settings.build_model(name, text)
     assert model.get_params(deep=False) == defaults
-    again = options.model_from_card(json.loads(json.dumps(options.model_card(model))))
+    again = settings.model_from_card(json.loads(json.dumps(settings.model_card(model))))
     assert again.get_params(deep=False) == defaults
 
 
 def test_optimize_is_a_tuple():
-    model = options.build_model("VGPMILPR", {"optimize": "inducing,mean"})
+    model = settings.build_model("VGPMILPR", {"optimize": "inducing,mean"})
     assert model.optimize == ("inducing", "mean")
 
 

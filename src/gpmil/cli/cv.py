@@ -14,17 +14,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from sklearn.base import clone
 
-from gpmil.cli.options import (
-    Source,
-    check_repeated,
-    labelled,
-    model_from_card,
-    print_line,
-    progress,
-    repeated,
-    show_metrics,
-    write_report,
-)
+from gpmil.cli.config import repeated, run_config
+from gpmil.cli.options import LabelTable, Source, labelled
+from gpmil.cli.settings import model_card, model_from_card
+from gpmil.cli.terminal import print_line, progress, show_metrics
 from gpmil.data.bags import Bags
 from gpmil.data.checks import listed
 from gpmil.data.folds import folds
@@ -32,11 +25,11 @@ from gpmil.files.whole import json_bytes
 from gpmil.io import tables
 from gpmil.io.labels import column_of, key, read_table
 from gpmil.models import BagClassifier
-from gpmil.models.base import package_versions
 from gpmil.models.checks import count
-from gpmil.runs.data_card import cache_of, data_card, placement
+from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions, repeat_folder
 from gpmil.runs.judge import judge_run
+from gpmil.runs.page import write as write_report
 from gpmil.runs.predict import Asked, predict, refer_rule, write_patches
 from gpmil.runs.workspace import Workspace, csv_bytes, workspace
 from gpmil.show.report import RESEARCH
@@ -81,12 +74,9 @@ class Split:
 
 def repeat(file: Path, out: Path, cache: Path | None) -> None:
     """Cross-validate again as a config.json says."""
-    card = repeated(file, "cv")
-    options = dict(card["options"])
-    source, asked = Source(**options.pop("source")), Asked(**options.pop("asked"))
-    cache = cache or cache_of(card)
+    card, source, asked, options, cache = repeated(file, "cv", cache)
     model = model_from_card(card["model"])
-    run(source, Folds(**options), asked, out, model, card["model"], cache, before=card)
+    run(source, Folds(**options), asked, out, model, cache, before=card)
 
 
 def run(
@@ -95,7 +85,6 @@ def run(
     asked: Asked,
     out: Path,
     model: BagClassifier,
-    card: dict[str, Any],
     cache: Path | None = None,
     before: dict[str, Any] | None = None,
 ) -> None:
@@ -105,17 +94,8 @@ def run(
     bags, lines = source.cohort(cache)
     bags = labelled(bags)
     splits = planned(bags, held_out, source)
-    config: dict[str, Any] = {
-        "command": "cv",
-        "options": {"source": asdict(source), "asked": asdict(asked), **asdict(held_out)},
-        "model": card,
-        "versions": package_versions(),
-        "data": data_card(bags),
-        "cache": None if cache is None else str(cache),
-        "read": lines,
-    }
-    if before is not None:
-        check_repeated(before, config)
+    options = {"source": source.card(), "asked": asdict(asked), **asdict(held_out)}
+    config = run_config("cv", options, model_card(model), bags, lines, cache, before)
     table = csv_bytes(_table(splits, bags))
     config["splits"] = hashlib.blake2b(table, digest_size=16).hexdigest()
     config |= placement(bags)
@@ -279,7 +259,7 @@ def _sites(bags: Bags, column: str, source: Source) -> Shaped[np.ndarray, " B"]:
     path = Path(source.labels or source.data)
     if not (path.is_file() and tables.is_table(path)):
         raise ValueError(f"--site {column}: name the table that has this column with --labels.")
-    frame, slide = _slide_table(path, source.slide, source.slide_table, source.patient)
+    frame, slide = _slide_table(path, source)
     tables.require([column], list(frame), str(path), "--site")
     known = frame[frame[column].notna()]
     site = dict(zip(known[slide].map(key), known[column]))
@@ -292,15 +272,10 @@ def _sites(bags: Bags, column: str, source: Source) -> Shaped[np.ndarray, " B"]:
     return np.array([site[key(name)] for name in bags.names])
 
 
-def _slide_table(
-    path: Path,
-    given: str | None = None,
-    slide_table: str | None = None,
-    patient: str | None = None,
-) -> tuple[pd.DataFrame, str]:
+def _slide_table(path: Path, said: LabelTable) -> tuple[pd.DataFrame, str]:
     """A table with a column of slides, all as text, and the name of that column."""
-    where, frame, _ = read_table(path, slide_table, given, patient)
-    return frame, column_of("slide", given, frame, where)
+    where, frame, _ = read_table(path, said.slide_table, said.slide, said.patient)
+    return frame, column_of("slide", said.slide, frame, where)
 
 
 def _given(bags: Bags, path: Path) -> Iterator[Split]:
@@ -356,7 +331,7 @@ def _clam(frame: pd.DataFrame, file: Path, fold: str, place: dict[str, int]) -> 
 
 
 def _from_table(file: Path, place: dict[str, int]) -> Iterator[Split]:
-    frame, slide = _slide_table(file)
+    frame, slide = _slide_table(file, LabelTable())
     tables.require(["fold"], list(frame), str(file), "--splits")
     frame = frame.assign(place=[place.get(key(name), -1) for name in frame[slide]])
     frame = frame[(frame["place"] >= 0) & frame["fold"].notna()]

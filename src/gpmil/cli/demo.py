@@ -32,7 +32,7 @@ from threadpoolctl import threadpool_limits
 
 from gpmil import simulate
 from gpmil.cli import view as viewer
-from gpmil.cli.options import progress
+from gpmil.cli.terminal import progress
 from gpmil.data.bags import Bags
 from gpmil.files.whole import json_bytes, write_whole
 from gpmil.models import VGPMILPR, VGPMILPRI, InstancePredictions, paper_settings
