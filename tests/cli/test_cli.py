@@ -70,7 +70,7 @@ def test_predictions_are_those_of_the_model(ran):
     table = pd.read_csv(out / "predictions.csv")
     assert set(table) > {"slide", "patient", "probability", "log_odds", "error", "label"}
     test = gpmil.simulate.cohort(2, seed=3, part=1)
-    *_, model = demo._models(3)[0]
+    *_, model = demo.compared(3)[0]
     model.fit(gpmil.simulate.cohort(8, seed=3, part=0))
     assert table["slide"].tolist() == test.names.tolist()
     assert table["label"].tolist() == test.labels.tolist()
@@ -186,7 +186,7 @@ def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "_yardstick", interrupted)
+    monkeypatch.setattr(demo, "measure_yardstick", interrupted)
     result = invoke("demo", "--out", str(tmp_path / "demo"), *SMALL)
     assert result.exit_code == 130
     assert result.stderr.endswith("gpmil: interrupted, no folder was written\n")
@@ -197,7 +197,7 @@ def test_a_bug_is_not_dressed_up_as_a_mistake(tmp_path, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(demo, "_yardstick", broken)
+    monkeypatch.setattr(demo, "measure_yardstick", broken)
     result = invoke("demo", "--out", str(tmp_path / "demo"), *SMALL)
     assert isinstance(result.exception, ZeroDivisionError)
     assert list(tmp_path.iterdir()) == []
