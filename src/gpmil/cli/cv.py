@@ -24,6 +24,7 @@ from gpmil.data.folds import folds
 from gpmil.files.whole import json_bytes
 from gpmil.io import tables
 from gpmil.io.labels import column_of, key, read_table
+from gpmil.io.table_files import is_table, read_frame
 from gpmil.models import BagClassifier
 from gpmil.models.checks import count
 from gpmil.runs.data_card import placement
@@ -150,12 +151,15 @@ def _patch_places(splits: Sequence[Split]) -> list[dict[str, Int[np.ndarray, " _
     for split in splits:
         later = [repeat_folder(split.repeat)] if split.repeat != splits[0].repeat else []
         found.append(
-            {under: _new(split.test, seen.setdefault(under, set())) for under in ["", *later]}
+            {
+                under: _first_tested(split.test, seen.setdefault(under, set()))
+                for under in ["", *later]
+            }
         )
     return found
 
 
-def _new(test: Int[np.ndarray, " test"], seen: set[int]) -> Int[np.ndarray, " new"]:
+def _first_tested(test: Int[np.ndarray, " test"], seen: set[int]) -> Int[np.ndarray, " new"]:
     """Places in `test` of slides not seen before, which are seen now."""
     new = np.array([i for i, b in enumerate(test) if b not in seen], dtype=np.int64)
     seen.update(test.tolist())
@@ -178,15 +182,15 @@ def _table(splits: Sequence[Split], bags: Bags) -> pd.DataFrame:
 def planned(bags: Bags, asked: Folds, source: Source) -> list[Split]:
     """The splits; a ValueError where one of them cannot be fitted or leaks a patient."""
     if asked.splits is not None:
-        found = list(_given(bags, Path(asked.splits)))
+        found = list(_read_splits(bags, Path(asked.splits)))
     else:
-        found = list(_made(bags, asked, source))
+        found = list(_make_splits(bags, asked, source))
     for split in found:
         _check_fair(split, bags)
     return found
 
 
-def _made(bags: Bags, asked: Folds, source: Source) -> Iterator[Split]:
+def _make_splits(bags: Bags, asked: Folds, source: Source) -> Iterator[Split]:
     groups, unit = bags.groups, "patient"
     if asked.site is not None:
         sites = _sites(bags, asked.site, source)
@@ -257,7 +261,7 @@ def _check_classes(
 def _sites(bags: Bags, column: str, source: Source) -> Shaped[np.ndarray, " B"]:
     """The site of every slide, from the label table or the table of patches."""
     path = Path(source.labels or source.data)
-    if not (path.is_file() and tables.is_table(path)):
+    if not (path.is_file() and is_table(path)):
         raise ValueError(f"--site {column}: name the table that has this column with --labels.")
     frame, slide = _slide_table(path, source)
     tables.require([column], list(frame), str(path), "--site")
@@ -278,7 +282,7 @@ def _slide_table(path: Path, said: LabelTable) -> tuple[pd.DataFrame, str]:
     return frame, column_of("slide", said.slide, frame, where)
 
 
-def _given(bags: Bags, path: Path) -> Iterator[Split]:
+def _read_splits(bags: Bags, path: Path) -> Iterator[Split]:
     """Splits from CLAM's files, or from a table slide, fold (repeat, part)."""
     if not path.exists():
         raise ValueError(f"--splits: there is nothing at {path}. Check the path.")
@@ -293,9 +297,9 @@ def _given(bags: Bags, path: Path) -> Iterator[Split]:
     place = {key(name): b for b, name in enumerate(bags.names)}
     found = 0
     for file in files:
-        frame = tables.read_frame(file, rows="slide", dtype=str)
+        frame = read_frame(file, rows="slide", dtype=str)
         if {"train", "test"} <= set(frame):
-            made = [_clam(frame, file, str(_number(file) or 0), place)]
+            made = [_from_clam(frame, file, str(_number(file) or 0), place)]
         else:
             made = list(_from_table(file, place))
         for split in made:
@@ -313,7 +317,7 @@ def _number(file: Path) -> int | None:
     return int(digits) if digits.isdigit() else None
 
 
-def _clam(frame: pd.DataFrame, file: Path, fold: str, place: dict[str, int]) -> Split:
+def _from_clam(frame: pd.DataFrame, file: Path, fold: str, place: dict[str, int]) -> Split:
     """Ragged columns train, val, test; gpmil needs no slides to stop early, so val is trained on.
 
     Files with true and false in the columns (splits_0_bool.csv) have another shape.

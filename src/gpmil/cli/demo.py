@@ -20,7 +20,7 @@ from gpmil import simulate
 from gpmil.cli import view as viewer
 from gpmil.cli.demo_models import (
     SUITED,
-    Judged,
+    JudgedModel,
     compared,
     findings,
     judge,
@@ -59,11 +59,7 @@ def run(
     With `view` the held-out slides are then shown in the browser, until Ctrl-C.
     """
     _check(seed, n_train)
-    if view:
-        serve.require_packages()
-        viewer.check_port(port)
-    elif port or not browser:
-        raise ValueError("--port and --no-browser are about the viewer: add --view.")
+    _check_viewer(view, port, browser)
     n_test = max(2, n_train // 3)
     models = compared(seed)
     config = {"command": "demo", "seed": seed, "bags": n_train, "held_out": n_test}
@@ -107,9 +103,21 @@ def _versions() -> dict[str, str]:
     return package_versions() | {"matplotlib": version("matplotlib")}
 
 
+def _check_viewer(view: bool, port: int, browser: bool) -> None:
+    if view:
+        serve.require_packages()
+        viewer.check_port(port)
+    elif port or not browser:
+        raise ValueError("--port and --no-browser are about the viewer: add --view.")
+
+
 # --- Files ----------------------------------------------------------------------------------------
 def _write_tables(
-    folder: Path, judged: Sequence[Judged], train: Bags, test: Bags, yardstick: dict[str, float]
+    folder: Path,
+    judged: Sequence[JudgedModel],
+    train: Bags,
+    test: Bags,
+    yardstick: dict[str, float],
 ) -> None:
     """What every run of gpmil has, of the model to look at first."""
     main = judged[0]
@@ -147,7 +155,7 @@ def _rounded(metrics: dict[str, float]) -> dict[str, float]:
     return {k: v if isinstance(v, int) else float(DIGITS % v) for k, v in metrics.items()}
 
 
-def _write_maps(folder: Path, main: Judged, test: Bags) -> list[Picture]:
+def _write_maps(folder: Path, main: JudgedModel, test: Bags) -> list[Picture]:
     """A heat map of every held-out slide, the worst predicted first."""
     (folder / "heatmaps").mkdir()
     limits = (float(main.patches.std.min()), float(main.patches.std.max()))
@@ -194,7 +202,7 @@ def _css_width(figure: Figure) -> int:
     return round(float(figure.get_size_inches()[0]) * 96)
 
 
-def _write_pictures(folder: Path, judged: Sequence[Judged], test: Bags) -> dict[str, Picture]:
+def _write_pictures(folder: Path, judged: Sequence[JudgedModel], test: Bags) -> dict[str, Picture]:
     """The figures of the page by name; each is also written as a file."""
     main, plain = judged[:2]
     truth, lesion = test.instance_labels, lesion_sizes(test)
@@ -247,7 +255,7 @@ CAPTIONS = {
 }
 
 
-def _overview(plain: Judged, main: Judged, test: Bags) -> Figure:
+def _overview(plain: JudgedModel, main: JudgedModel, test: Bags) -> Figure:
     """The slides with the largest lesions, where there is most to see."""
     chosen = np.argsort(-lesion_sizes(test), kind="stable")[:SHOWN_LARGEST]
     plain_maps, main_maps = (test.split(j.patches.probability) for j in (plain, main))
@@ -268,7 +276,7 @@ def _places(bag: Bags, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     return bag.coords, values, bag.step[0]
 
 
-def _negative_slides(plain: Judged, main: Judged, test: Bags) -> Figure:
+def _negative_slides(plain: JudgedModel, main: JudgedModel, test: Bags) -> Figure:
     negative = np.flatnonzero(test.labels == 0)
     order = np.argsort(-main.log_odds[negative], kind="stable")
     shown = negative[order][:SHOWN_NEGATIVE]
@@ -293,13 +301,13 @@ PATCH_COLUMNS = {
 }
 
 
-def _rows(judged: Sequence[Judged], columns: dict[str, str]) -> list[list[str]]:
+def _rows(judged: Sequence[JudgedModel], columns: dict[str, str]) -> list[list[str]]:
     return [
         [j.name, j.settings, *(f"{j.metrics[key]:.3f}" for key in columns.values())] for j in judged
     ]
 
 
-def _metric_table(judged: Sequence[Judged], columns: dict[str, str], caption: str) -> Table:
+def _metric_table(judged: Sequence[JudgedModel], columns: dict[str, str], caption: str) -> Table:
     words = ["model", "settings"]
     return Table([*words, *columns], _rows(judged, columns), caption, words, strong=[0])
 
@@ -308,7 +316,7 @@ def _page(
     seed: int,
     train: Bags,
     test: Bags,
-    judged: Sequence[Judged],
+    judged: Sequence[JudgedModel],
     facts: Sequence[str],
     pictures: dict[str, Picture],
     maps: Sequence[Picture],
@@ -333,7 +341,7 @@ def _page(
 
 
 LEAD = (
-    "Gaussian-process multiple instance learning on simulated slides: the models saw one label a "
+    "Gaussian-process multiple instance learning on simulated slides: the models saw one label per "
     "slide and the positions of its patches; they return probabilities for slides and patches."
 )
 SIMULATED = (
@@ -357,8 +365,8 @@ SETTINGS = (
 FILES = Table(
     ["file", "content"],
     [
-        ["predictions.csv", "a row a held-out slide: probability, log odds, error, label"],
-        ["patches/<slide>.csv.gz", "a row a patch: position, probability, sd, true label"],
+        ["predictions.csv", "one row per held-out slide: probability, log odds, error, label"],
+        ["patches/<slide>.csv.gz", "one row per patch: position, probability, sd, true label"],
         ["model/, splits.csv", "the fitted model; which slides it has seen"],
         ["heatmaps/<slide>.png", "the heat maps above, as files"],
         ["pictures/, overview.png", "the other figures"],
@@ -380,7 +388,7 @@ def _cohort_table(train: Bags, test: Bags) -> Table:
     return Table(columns, rows, text=["cohort"])
 
 
-def _settings_table(judged: Sequence[Judged]) -> Table:
+def _settings_table(judged: Sequence[JudgedModel]) -> Table:
     rows = []
     for j in judged:
         resolved = {"lengthscale": j.model.lengthscale_}
@@ -395,7 +403,7 @@ def _version_table() -> Table:
 
 
 # --- The terminal ---------------------------------------------------------------------------------
-def _print(judged: Sequence[Judged], facts: Sequence[str], out: Path) -> None:
+def _print(judged: Sequence[JudgedModel], facts: Sequence[str], out: Path) -> None:
     console = Console(highlight=False)
     for title, columns in (
         ("Held-out slides", SLIDE_COLUMNS),

@@ -31,7 +31,7 @@ PAPER, SUITED = "paper's settings", "learned settings"
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedModel:
     """A fitted model and what it says of the held-out slides."""
 
     name: str
@@ -65,7 +65,7 @@ def compared(seed: int) -> list[tuple[str, str, VGPMILPR]]:
     ]
 
 
-def judge(name: str, settings: str, model: VGPMILPR, test: Bags) -> Judged:
+def judge(name: str, settings: str, model: VGPMILPR, test: Bags) -> JudgedModel:
     """What a fitted model says of the held-out slides."""
     # One estimate of log P(all patches negative) serves all three numbers of a slide.
     found = model.predict_all(test)
@@ -74,7 +74,7 @@ def judge(name: str, settings: str, model: VGPMILPR, test: Bags) -> Judged:
     error = np.exp(log_negative) * found.error
     metrics = _slide_metrics(test.labels, odds, probability)
     metrics |= _patch_metrics(test.instance_labels, patches.probability)
-    return Judged(name, settings, model, odds, probability, error, patches, metrics)
+    return JudgedModel(name, settings, model, odds, probability, error, patches, metrics)
 
 
 def _slide_metrics(
@@ -121,7 +121,7 @@ def lesion_sizes(bags: Bags) -> Int[np.ndarray, " B"]:
     return np.add.reduceat(bags.instance_labels, bags.offsets[:-1])
 
 
-def findings(test: Bags, judged: Sequence[Judged], yardstick: dict[str, float]) -> list[str]:
+def findings(test: Bags, judged: Sequence[JudgedModel], yardstick: dict[str, float]) -> list[str]:
     """What was found, in sentences that hold whatever the numbers are."""
     best, plain, paper = (j.metrics for j in judged[:3])
     lesion = lesion_sizes(test)[test.labels == 1]

@@ -14,6 +14,7 @@ from gpmil.data.checks import all_columns
 from gpmil.files.whole import json_bytes, write_whole
 from gpmil.io import tables
 from gpmil.io.labels import SLIDE_NAMES, join, key
+from gpmil.io.table_files import read_frame
 from gpmil.runs import page
 from gpmil.runs.files import (
     CARD,
@@ -41,7 +42,7 @@ def run(
     predictions = _labelled(own, table, folder, classes_of(config))
     if not predictions["label"].notna().any():
         raise ValueError(
-            f"{folder}: its predictions have no labels: name a table with a row a slide with "
+            f"{folder}: its predictions have no labels: name a table with one row per slide with "
             "--labels."
         )
     patch_labels = None if patch_table is None else _patch_labels(patch_table)
@@ -124,7 +125,7 @@ def _relabelled(
 
 def _patch_labels(path: Path) -> Callable[[str, pd.DataFrame], np.ndarray]:
     """A function that finds the labels of a slide's patches in a table slide, x, y, label."""
-    frame = tables.read_frame(path, rows="patch")
+    frame = read_frame(path, rows="patch")
     header = list(frame)
     slide = tables.like(SLIDE_NAMES, header)
     label = tables.like((*tables.GUESSES["instance_label"], "label"), header)
@@ -138,7 +139,7 @@ def _patch_labels(path: Path) -> Callable[[str, pd.DataFrame], np.ndarray]:
         raise ValueError(f"{path}: column {label!r}: expected 0, 1 or -1, empty where unknown.")
     frame = frame.assign(truth=values.where(values >= 0), key=frame[slide].astype(str).map(key))
     if frame.duplicated(["key", *axes]).any():
-        raise ValueError(f"{path}: some patches are in several rows: keep one row a patch.")
+        raise ValueError(f"{path}: some patches are in several rows: keep one row per patch.")
     known = dict(iter(frame.groupby("key")))
 
     def labels(name: str, patches: pd.DataFrame) -> np.ndarray:

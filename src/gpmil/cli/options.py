@@ -44,13 +44,13 @@ def spread(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def called(**given: Any) -> Any:
         single = {name: given[name] for name in own if name not in groups}
-        return command(**single, **{name: _made(kind, given) for name, kind in groups.items()})
+        return command(**single, **{name: _filled(kind, given) for name, kind in groups.items()})
 
     vars(called)["__signature__"] = inspect.Signature(options)
     return called
 
 
-def _kinds(group: Any) -> Iterator[tuple[str, Any, Any]]:
+def _option_fields(group: Any) -> Iterator[tuple[str, Any, Any]]:
     """Name, type and default of the fields that are options, or groups of them."""
     hints = get_type_hints(group, include_extras=True)
     for field in fields(group):
@@ -59,7 +59,7 @@ def _kinds(group: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _options(group: Any) -> Iterator[inspect.Parameter]:
-    for name, kind, default in _kinds(group):
+    for name, kind, default in _option_fields(group):
         if is_dataclass(kind):
             yield from _options(kind)
         else:
@@ -68,11 +68,11 @@ def _options(group: Any) -> Iterator[inspect.Parameter]:
             )
 
 
-def _made(group: Any, given: Mapping[str, Any]) -> Any:
+def _filled(group: Any, given: Mapping[str, Any]) -> Any:
     return group(
         **{
-            name: _made(kind, given) if is_dataclass(kind) else given[name]
-            for name, kind, _ in _kinds(group)
+            name: _filled(kind, given) if is_dataclass(kind) else given[name]
+            for name, kind, _ in _option_fields(group)
         }
     )
 
@@ -262,7 +262,7 @@ def report_lines(report: Any) -> tuple[list[str], list[str]]:
 
 
 # What messages call by the name of a Python argument; the last four are no options.
-ARGUMENTS = ("cache", *(name for name, _, _ in _kinds(Source)))
+ARGUMENTS = ("cache", *(name for name, _, _ in _option_fields(Source)))
 NO_OPTION = ("coords", "features", "split", "instance_label")
 ARGUMENT = re.compile(
     rf"""(?<![\w./'"-])({"|".join((*ARGUMENTS, *NO_OPTION))})="""
@@ -307,7 +307,7 @@ def labelled(bags: "Bags") -> "Bags":
     known = bags.labels >= 0
     if not known.any():
         raise ValueError(
-            f"none of the {len(bags)} slides has a label: name a table with a row a slide with "
+            f"none of the {len(bags)} slides has a label: name a table with one row per slide with "
             "--labels, and its columns with --slide and --label."
         )
     if not known.all():

@@ -63,7 +63,7 @@ def _check(options: PaperOptions) -> None:
     if options.data is None and (options.source != UNSAID or options.cache is not None):
         raise ValueError("--labels and the like say how --data is read: name it, too.")
     if options.images is not None and not options.images.is_dir():
-        raise ValueError(f"--images {options.images} is no folder: it holds one image a slide.")
+        raise ValueError(f"--images {options.images} is no folder: it holds one image per slide.")
 
 
 def _studies(options: PaperOptions) -> tuple[_Study, _Study | None]:

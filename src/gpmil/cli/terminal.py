@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A function that announces the next step: a bar on a terminal, else one line a step."""
+    """A function that announces the next step: a bar on a terminal, else one line per step."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
