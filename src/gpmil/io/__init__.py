@@ -50,7 +50,8 @@ def read(
     """A cohort from the feature files of a slide tool, a table or an .npz.
 
     `path` is a folder of .h5, .pt or .npy files, one per slide; a job folder of TRIDENT; a table
-    with one row per patch; an .npz. What is there decides, or `format` does.
+    with one row per patch; an .npz. What is there decides, or `format` does: "trident", "clam",
+    "stamp", "huggingface", "slideflow", "torchmil", "npy", "table", "npz" or "sicapv2".
 
     `labels` (csv, tsv, xlsx or a DataFrame) has one row per slide; slides without a row get -1.
     Without it those of the files are taken, where the format has any. With `slide_table`, which

@@ -74,14 +74,13 @@ def join(
     slide: str | None = None,
     label: str | None = None,
     patient: str | bool | None = None,
-    positive: Any = None,
-    negative: Any = None,
-    exclude: Any = None,
     slide_table: TableLike | None = None,
+    **words: Any,
 ) -> JoinedLabels:
     """The label and the patient of every slide in `names`; -1 for those the table has not.
 
     With `slide_table`, which has the patient of every slide, `labels` has one row per patient.
+    `words` say which classes are positive, negative and excluded.
     """
     where, df, of_pair = read_table(labels, slide_table, slide, patient)
     columns = _columns(df, where, slide, label, patient, of_pair)
@@ -96,7 +95,7 @@ def join(
             f"{columns['slide']!r} has {listed(rows.index)}. Name another column with slide=."
         )
     try:
-        found = classes.encode(values, positive, negative, exclude)
+        found = classes.encode(values, **words)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return JoinedLabels(
