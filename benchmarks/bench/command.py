@@ -10,7 +10,7 @@ import typer
 from bench import bandwidth, cases, cohorts, machine, page
 from bench.measure import Conditions
 from bench.results import Result
-from gpmil.cli.options import print_line, progress
+from gpmil.cli.terminal import print_line, progress
 from gpmil.files.whole import write_whole
 from gpmil.models.base import resolve_device
 from gpmil.show.plots import png

@@ -1,22 +1,26 @@
 """The command line: the demonstration from end to end, and one line for every mistake."""
 
 import gzip
+import inspect
 import io
 import json
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import gpmil
 from gpmil import extras
-from gpmil.cli import app, demo, doctor
+from gpmil.cli import app, demo, doctor, options
 from gpmil.models.base import log_odds
 
 RUN = [sys.executable, "-c", "from gpmil.cli import main; main()"]
@@ -70,7 +74,7 @@ def test_predictions_are_those_of_the_model(ran):
     table = pd.read_csv(out / "predictions.csv")
     assert set(table) > {"slide", "patient", "probability", "log_odds", "error", "label"}
     test = gpmil.simulate.cohort(2, seed=3, part=1)
-    *_, model = demo._models(3)[0]
+    *_, model = demo.compared(3)[0]
     model.fit(gpmil.simulate.cohort(8, seed=3, part=0))
     assert table["slide"].tolist() == test.names.tolist()
     assert table["label"].tolist() == test.labels.tolist()
@@ -186,7 +190,7 @@ def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "_yardstick", interrupted)
+    monkeypatch.setattr(demo, "measure_yardstick", interrupted)
     result = invoke("demo", "--out", str(tmp_path / "demo"), *SMALL)
     assert result.exit_code == 130
     assert result.stderr.endswith("gpmil: interrupted, no folder was written\n")
@@ -197,7 +201,7 @@ def test_a_bug_is_not_dressed_up_as_a_mistake(tmp_path, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(demo, "_yardstick", broken)
+    monkeypatch.setattr(demo, "measure_yardstick", broken)
     result = invoke("demo", "--out", str(tmp_path / "demo"), *SMALL)
     assert isinstance(result.exception, ZeroDivisionError)
     assert list(tmp_path.iterdir()) == []
@@ -272,3 +276,35 @@ def test_the_doctor_knows_no_index_with_gpmil(monkeypatch):
     fixes = [finding.fix for finding in doctor._optional()]
     assert fixes and all(fix.startswith("pip install -c ") for fix in fixes)
     assert not any("'gpmil[" in fix for fix in fixes)
+
+
+@pytest.mark.parametrize("name", ["inspect", "fit", "cv", "predict", "paper", "evaluate"])
+def test_commands_share_the_options_of_the_reader(name):
+    command = typer.main.get_command(app).commands[name]
+    found = [option for parameter in command.params for option in parameter.opts]
+    table = ["labels", "slide-table", "slide", "label", "positive", "negative", "exclude"]
+    files = ["step", "graph", "format", "skip-bad", "cache"] if name != "evaluate" else []
+    expected = [f"--{word}" for word in (*table, "patient", *files)]
+    assert [option for option in found if option in expected] == expected
+
+
+def test_a_group_in_a_group_is_spread_in_its_place():
+    @dataclass(frozen=True)
+    class Inner:
+        kept: int = 7  # no option
+        depth: Annotated[int, typer.Option()] = 1
+
+    @dataclass(frozen=True)
+    class Outer:
+        inner: Inner = Inner()
+        wide: Annotated[bool, typer.Option("--wide")] = False
+
+    seen = []
+
+    @options.spread
+    def command(*, first: Annotated[str, typer.Argument()], outer: Outer, last: int = 3) -> None:
+        seen.append((first, outer, last))
+
+    assert list(inspect.signature(command).parameters) == ["first", "depth", "wide", "last"]
+    command(first="a", depth=2, wide=True, last=4)
+    assert seen == [("a", Outer(Inner(depth=2), wide=True), 4)]

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import writers
+from command_line import invoke, ran, write_table
 from packaging.specifiers import SpecifierSet
-from typer.testing import CliRunner
 
 import gpmil
-from gpmil.cli import app, cv, doctor, options
+from gpmil.cli import cv, doctor, options, settings
 from gpmil.runs import judge
 from gpmil.runs.data_card import cache_of, fingerprint
 from gpmil.runs.files import read_patches, read_predictions
@@ -27,32 +27,6 @@ from gpmil.runs.workspace import UNITS
 FIXED = ["--variance", "2.3", "--lengthscale", "1.9", "--mean", "-1.7", "--n-inducing", "12"]
 QUICK = ["--interval-patches", "0"]
 COUPLED = ["--coupling", "0.6", *FIXED, *QUICK]
-
-
-def write_table(path: Path, n_slides=18, n_features=4, seed=5, **columns) -> Path:
-    """A cohort in a table of patches: 3 x 3 patches a slide, two slides a patient."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for b in range(n_slides):
-        for k in range(9):
-            malignant = int(b % 2 and k in (0, 1, 3))
-            row = {"slide": f"s{b:02d}", "label": b % 2, "patient": f"p{b // 2}"}
-            row |= {"patch_label": malignant, "x": 10 * (k % 3), "y": 10 * (k // 3)}
-            features = rng.normal(2.1 * malignant, 1, n_features)
-            row |= {f"f{d}": round(v, 6) for d, v in enumerate(features)}
-            rows.append(row | {name: of(b) for name, of in columns.items()})
-    pd.DataFrame(rows).to_csv(path, index=False)
-    return path
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="gpmil")
-
-
-def ran(*arguments) -> str:
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output + repr(result.exception)
-    return result.stdout
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -545,10 +519,10 @@ def test_evaluate_against_other_labels(place, tmp_path, _no_report):
 def test_settings_may_stand_anywhere_and_have_hyphens_or_underscores():
     own = {"--out", "--labels"}
     words = ["--n_inducing=7", "data", "--tuning-budget", "9", "--out", "run", "--calibrated"]
-    rest, found = options.separate(words, own)
+    rest, found = settings.separate(words, own)
     assert rest == ["data", "--out", "run"]
     assert found == {"n_inducing": "7", "tuning_budget": "9", "calibrated": None}
-    model = options.build_model("vgpmil-pr-i", found)
+    model = settings.build_model("vgpmil-pr-i", found)
     assert (model.n_inducing, model.tuning_budget, model.calibrated) == (7, 9, True)
 
 
@@ -557,14 +531,14 @@ def test_every_setting_of_a_model_survives_the_config(name):
     cls = getattr(gpmil, name)
     defaults = cls().get_params(deep=False)
     text = {k: ",".join(v) if isinstance(v, tuple) else str(v) for k, v in defaults.items()}
-    model = options.build_model(name, text)
+    model = settings.build_model(name, text)
     assert model.get_params(deep=False) == defaults
-    again = options.model_from_card(json.loads(json.dumps(options.model_card(model))))
+    again = settings.model_from_card(json.loads(json.dumps(settings.model_card(model))))
     assert again.get_params(deep=False) == defaults
 
 
 def test_optimize_is_a_tuple():
-    model = options.build_model("VGPMILPR", {"optimize": "inducing,mean"})
+    model = settings.build_model("VGPMILPR", {"optimize": "inducing,mean"})
     assert model.optimize == ("inducing", "mean")
 
 

@@ -20,6 +20,7 @@ import pandas as pd
 import gpmil
 from fuzz.campaign import Target
 from gpmil.cli import evaluate, heatmap, qupath
+from gpmil.cli.options import LabelTable
 from gpmil.files import persistence
 from gpmil.files.foreign import require_regular
 from gpmil.models.base import InstancePredictions
@@ -375,7 +376,7 @@ def read_and_evaluate(folder: Path) -> dict:
         patch.multiple(judge, RESAMPLES=5, FEWER_RESAMPLES=5),
         patch.multiple(run_report, plots=none, heatmaps=none, _picture=_no_picture),
     ):
-        evaluate.run(run, evaluate.Truth())
+        evaluate.run(run, LabelTable())
     for file in sorted((run / PATCHES).rglob("*.csv.gz")):
         read_patches(file)
     return json.loads((run / METRICS).read_text(encoding="utf-8"))

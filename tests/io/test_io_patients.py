@@ -3,10 +3,10 @@
 import pandas as pd
 import pytest
 import writers
+from command_line import ran, write_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import small_cohort
-from test_cli_runs import ran, write_table
 
 from gpmil import io
 from gpmil.io import patients

@@ -319,7 +319,7 @@ def test_features_of_whole_slides_are_refused(tmp_path):
     with h5py.File(job / "a.h5", "w") as f:
         f["features"] = np.ones(768, "f4")
     for path in (tmp_path, job.parent, job):
-        refused(lambda path=path: gpmil.read(path), "slide-level", "one a patch")
+        refused(lambda path=path: gpmil.read(path), "slide-level", "one per patch")
     moved = job.rename(tmp_path / "elsewhere")
     refused(lambda: gpmil.read(moved), "a.h5", "slide-level")
     with h5py.File(moved / "a.h5", "w") as f:
@@ -542,7 +542,7 @@ def test_minus_one_beside_two_classes_is_unlabelled(five):
 
 def test_rows_that_contradict_each_other(five):
     df = pd.DataFrame({"slide": ["s0", "s1", "s0.svs"], "label": [1, 0, 0], "patient": [1, 2, 1]})
-    refused(lambda: gpmil.read(five, df), "'s0'", "'label'", "one row a slide")
+    refused(lambda: gpmil.read(five, df), "'s0'", "'label'", "one row per slide")
     df = df.assign(label=[1, 0, 1], patient=[1, 2, 3])
     refused(lambda: gpmil.read(five, df), "'s0'", "'patient'")
 

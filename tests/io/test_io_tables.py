@@ -6,11 +6,12 @@ import logging
 import numpy as np
 import pandas as pd
 import pytest
+from command_line import write_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpmil import Bags, io
-from gpmil.io import npz, read_with_report, sicapv2, tables
+from gpmil.io import npz, read_with_report, sicapv2, table_files, tables
 from gpmil.io.labels import SLIDE_NAMES
 
 FEATURES = [f"feature_{k}" for k in range(4)]
@@ -44,7 +45,7 @@ def same_bags(a: Bags, b: Bags, near=0.0):
 
 
 def frame(bags: Bags, **columns) -> pd.DataFrame:
-    """One row a patch of a cohort with positions, instance labels and groups."""
+    """One row per patch of a cohort with positions, instance labels and groups."""
     index = bags.bag_index
     df = pd.DataFrame(
         {
@@ -99,7 +100,7 @@ def test_parquet(cohort, df, tmp_path):
 
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     (tmp_path / "cohort.parquet").write_bytes(b"PAR1")
-    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    monkeypatch.setattr(table_files, "find_spec", lambda name: None)
     refused(lambda: tables.read(tmp_path / "cohort.parquet"), "needs pyarrow", "pip install")
 
 
@@ -117,7 +118,7 @@ def test_xlsx(cohort, df, tmp_path, said):
 
 def test_xlsx_without_openpyxl(tmp_path, monkeypatch):
     (tmp_path / "cohort.xlsx").write_bytes(b"PK")
-    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    monkeypatch.setattr(table_files, "find_spec", lambda name: None)
     refused(lambda: tables.read(tmp_path / "cohort.xlsx"), "gpmil[xlsx]", "save the table as csv")
 
 
@@ -679,3 +680,25 @@ def test_real_npz(name, shape, edges, data_dir):
     found = io.read_splits(data_dir / name)["all"]
     assert (len(found), found.n_instances, found.n_features) == shape
     assert found.adjacency.nnz // 2 == edges
+
+
+# --- What is said of labels -----------------------------------------------------------------------
+def test_zero_may_be_the_positive_class(tmp_path):
+    path = write_table(tmp_path / "own.csv", n_slides=6)
+    assert io.read(path).labels.tolist() == [0, 1] * 3
+    assert io.read(path, positive=0).labels.tolist() == [1, 0] * 3
+
+
+def test_labels_of_patients_may_be_two_frames(tmp_path):
+    path = write_table(tmp_path / "own.csv", n_slides=6)
+    labels = pd.DataFrame({"patient": ["p0", "p1", "p2"], "label": [0, 1, 1]})
+    slides = pd.DataFrame(
+        {"slide": [f"s{b:02d}" for b in range(6)], "patient": [f"p{b // 2}" for b in range(6)]}
+    )
+    assert io.read(path, labels, slide_table=slides).labels.tolist() == [0, 0, 1, 1, 1, 1]
+
+
+def test_an_option_that_there_is_not_is_a_mistake_of_the_call(tmp_path):
+    path = write_table(tmp_path / "own.csv", n_slides=6)
+    with pytest.raises(TypeError, match="takes no option 'labell'"):
+        read_with_report(path, labell="x")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import gpmil
 from gpmil.cli import app, paper
-from gpmil.cli.options import Source
+from gpmil.cli.options import PaperOptions, Source
 from gpmil.paper import (
     all_models,
     cohorts,
@@ -396,8 +396,8 @@ def test_a_table_takes_the_options_of_its_reader(tmp_path):
 
 def test_the_command_reads_slide_files(job, tmp_path):
     """Everything up to the fits: the same words as gpmil cv."""
-    said = Source("", str(job / "labels.csv"), **READING, step="512", graph="grid8")
-    options = paper.Options(tmp_path / "out", True, job / "job", folds=2, source=said)
+    said = Source(labels=job / "labels.csv", **READING, step="512", graph="grid8")
+    options = PaperOptions(tmp_path / "out", True, job / "job", folds=2, source=said)
     main, panda = paper._studies(options)
     assert panda is None and len(main.cohort.pairs) == 2
     assert main.cohort.test.graph == "grid8"

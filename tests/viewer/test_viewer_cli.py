@@ -129,7 +129,7 @@ def test_demo_can_end_in_the_viewer(monkeypatch, tmp_path):
     monkeypatch.setattr(demo.viewer, "run", seen)
     for slow, instead in (("_write_maps", []), ("_write_pictures", {}), ("_page", "page")):
         monkeypatch.setattr(demo, slow, lambda *_, instead=instead: instead)
-    monkeypatch.setattr(demo, "BUDGET", 3)
+    monkeypatch.setattr("gpmil.cli.demo_models.BUDGET", 3)
     arguments = ["demo", "--view", "--bags", "8", "--out", str(tmp_path / "demo")]
     arguments += ["--port", "8123", "--no-browser"]
     result = CliRunner().invoke(app, arguments, prog_name="gpmil")

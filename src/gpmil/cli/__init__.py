@@ -1,4 +1,4 @@
-"""The command line, `gpmil`: one module a command, imported when it is called.
+"""The command line, `gpmil`: one module per command, imported when it is called.
 
 Bad options and bad input end with exit code 2 and one readable line, never a traceback.
 """
@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from gpmil import __version__
-from gpmil.cli import options
+from gpmil.cli import options, settings
 
 logger = logging.getLogger("gpmil")
 INTERRUPTED = 130
@@ -101,133 +101,34 @@ def _demo(
 
 
 @app.command("paper")
-def _paper(
-    out: Annotated[
-        Path, typer.Option(help="Folder to write; one that gpmil wrote is replaced.")
-    ] = Path("paper"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A small version of everything, in two minutes.")
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Own cohort in place of the simulated one: a folder of feature files (with "
-            "--labels), of SICAPv2 tables (Train.csv, Test.csv), a table or an npz file; with "
-            "parts 'train' and 'test', or cross-validated."
-        ),
-    ] = None,
-    labels: options.Labels = None,
-    slide_table: options.SlideTable = None,
-    slide: options.SlideColumn = None,
-    label: options.LabelColumn = None,
-    positive: options.Positive = None,
-    negative: options.Negative = None,
-    exclude: options.Exclude = None,
-    patient: options.PatientColumn = None,
-    step: options.Step = None,
-    graph: options.Graph = "grid4",
-    format: options.Format = None,
-    skip_bad: options.SkipBad = False,
-    cache: options.Cache = None,
-    images: Annotated[
-        Path | None, typer.Option(help="Folder with one image per slide, named like the slide.")
-    ] = None,
-    panda: Annotated[
-        str | None,
-        typer.Option(
-            help="The large simulated cohort: tenth, full (10,503 slides) or none. Default: tenth, "
-            "or none with --data."
-        ),
-    ] = None,
-    runs: Annotated[
-        int | None, typer.Option(help="Runs of every method; default 5, with --quick 2.")
-    ] = None,
-    folds: Annotated[int, typer.Option(help="Folds for a cohort without a split.")] = 5,
-    components: Annotated[
-        int | None, typer.Option(help="Reduce features to this many PCA scores.")
-    ] = None,
-    search: Annotated[
-        bool,
-        typer.Option(
-            "--search", help="Networks choose learning rate, decay and epochs by cross-validation."
-        ),
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Of the simulated cohorts.")] = 0,
-    jobs: Annotated[
-        int, typer.Option(help="Parts computed at once; more than one blurs the times.")
-    ] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if any.")] = None,
-) -> None:
+@options.spread
+def _paper(wanted: options.PaperOptions) -> None:
     """Every table and figure of the paper's experiments, beside its own numbers."""
     from gpmil.cli import paper
 
-    columns = slide, label, positive, patient
-    reading = step, graph, format, skip_bad
-    source = _source("", labels, *columns, *reading, negative, exclude, slide_table)
-    paper.run(
-        paper.Options(
-            out,
-            quick,
-            data,
-            images,
-            panda,
-            runs,
-            folds,
-            components,
-            search,
-            seed,
-            jobs,
-            device,
-            source,
-            cache,
-        )
-    )
+    paper.run(wanted)
 
 
 # --- Runs -----------------------------------------------------------------------------------------
 @app.command("inspect")
+@options.spread
 def _inspect(
-    data: options.DataArgument,
-    labels: options.Labels = None,
-    slide_table: options.SlideTable = None,
-    slide: options.SlideColumn = None,
-    label: options.LabelColumn = None,
-    positive: options.Positive = None,
-    negative: options.Negative = None,
-    exclude: options.Exclude = None,
-    patient: options.PatientColumn = None,
-    step: options.Step = None,
-    graph: options.Graph = "grid4",
-    format: options.Format = None,
-    skip_bad: options.SkipBad = False,
-    cache: options.Cache = None,
+    data: options.DataArgument, source: options.Source, cache: options.Cache = None
 ) -> None:
     """Say what would be read: slides, patches, grid, labels, and what looks wrong."""
     from gpmil.cli import inspect
 
-    columns = slide, label, positive, patient
-    reading = step, graph, format, skip_bad
-    source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
-    inspect.run(source, cache)
+    inspect.run(source.at(data), cache)
 
 
-@app.command("fit", cls=options.WithSettings)
+@app.command("fit", cls=settings.WithSettings)
+@options.spread
 def _fit(
+    *,
     ctx: options.Context,
     out: options.Out,
     data: options.MaybeData = None,
-    labels: options.Labels = None,
-    slide_table: options.SlideTable = None,
-    slide: options.SlideColumn = None,
-    label: options.LabelColumn = None,
-    positive: options.Positive = None,
-    negative: options.Negative = None,
-    exclude: options.Exclude = None,
-    patient: options.PatientColumn = None,
-    step: options.Step = None,
-    graph: options.Graph = "grid4",
-    format: options.Format = None,
-    skip_bad: options.SkipBad = False,
+    source: options.Source,
     cache: options.Cache = None,
     model: options.ModelName = "VGPMILPRI",
     config: options.ConfigFile = None,
@@ -237,39 +138,25 @@ def _fit(
     batch: options.Batch = 20_000,
 ) -> None:
     """Fit a model. Its settings are options too: --coupling 0.5 --n-inducing 100 --calibrated."""
-    if config is not None:
-        options.refuse_others(ctx)
-        from gpmil.cli import fit
-
-        return fit.repeat(config, out, cache)
-    columns = slide, label, positive, patient
-    reading = step, graph, format, skip_bad
-    source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
+    source = options.with_data(ctx, source, data, config)
     from gpmil.cli import fit
     from gpmil.runs.predict import Asked
 
+    if config is not None:
+        return fit.repeat(config, out, cache)
     asked = Asked(rate, alpha, interval_patches, batch)
-    built = options.build_model(model, ctx.meta[options.SETTINGS])
-    return fit.run(source, asked, out, built, options.model_card(built), cache)
+    built = settings.build_model(model, ctx.meta[settings.SETTINGS])
+    return fit.run(source, asked, out, built, cache)
 
 
-@app.command("cv", cls=options.WithSettings)
+@app.command("cv", cls=settings.WithSettings)
+@options.spread
 def _cv(
+    *,
     ctx: options.Context,
     out: options.Out,
     data: options.MaybeData = None,
-    labels: options.Labels = None,
-    slide_table: options.SlideTable = None,
-    slide: options.SlideColumn = None,
-    label: options.LabelColumn = None,
-    positive: options.Positive = None,
-    negative: options.Negative = None,
-    exclude: options.Exclude = None,
-    patient: options.PatientColumn = None,
-    step: options.Step = None,
-    graph: options.Graph = "grid4",
-    format: options.Format = None,
-    skip_bad: options.SkipBad = False,
+    source: options.Source,
     cache: options.Cache = None,
     model: options.ModelName = "VGPMILPRI",
     config: options.ConfigFile = None,
@@ -288,26 +175,23 @@ def _cv(
     interval_patches: options.IntervalPatches = 20_000,
 ) -> None:
     """Cross-validate. Settings of the model are options too: --coupling 0.5 --n-inducing 100."""
-    if config is not None:
-        options.refuse_others(ctx)
-        from gpmil.cli import cv
-
-        return cv.repeat(config, out, cache)
-    columns = slide, label, positive, patient
-    reading = step, graph, format, skip_bad
-    source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
+    source = options.with_data(ctx, source, data, config)
     from gpmil.cli import cv
     from gpmil.runs.predict import Asked
 
+    if config is not None:
+        return cv.repeat(config, out, cache)
     given = None if splits is None else str(splits)
     held_out = cv.Folds(folds, repeats, given, site, seed)
     asked = Asked(rate, alpha, interval_patches)
-    built = options.build_model(model, ctx.meta[options.SETTINGS])
-    return cv.run(source, held_out, asked, out, built, options.model_card(built), cache)
+    built = settings.build_model(model, ctx.meta[settings.SETTINGS])
+    return cv.run(source, held_out, asked, out, built, cache)
 
 
 @app.command("predict")
+@options.spread
 def _predict(
+    *,
     ctx: options.Context,
     out: options.Out,
     model: Annotated[
@@ -315,18 +199,7 @@ def _predict(
         typer.Argument(help="A run of gpmil fit, or a saved model.", show_default=False),
     ] = None,
     data: options.MaybeData = None,
-    labels: options.Labels = None,
-    slide_table: options.SlideTable = None,
-    slide: options.SlideColumn = None,
-    label: options.LabelColumn = None,
-    positive: options.Positive = None,
-    negative: options.Negative = None,
-    exclude: options.Exclude = None,
-    patient: options.PatientColumn = None,
-    step: options.Step = None,
-    graph: options.Graph = "grid4",
-    format: options.Format = None,
-    skip_bad: options.SkipBad = False,
+    source: options.Source,
     cache: options.Cache = None,
     rate: options.Rate = 0.1,
     alpha: options.Alpha = 0.1,
@@ -336,7 +209,7 @@ def _predict(
     ] = None,
     interval_patches: options.IntervalPatches = 20_000,
     batch: options.Batch = 20_000,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if any.")] = None,
+    device: options.Device = None,
     allow_mismatch: Annotated[
         bool,
         typer.Option(
@@ -348,37 +221,26 @@ def _predict(
     config: options.ConfigFile = None,
 ) -> None:
     """Predict slides and their patches with a fitted model."""
-    if config is not None:
-        options.refuse_others(ctx)
-        from gpmil.cli import predict
-
-        return predict.repeat(config, out, cache)
-    if model is None:
+    if model is None and config is None:
         raise typer.BadParameter("name the model, then the data: gpmil predict RUN DATA --out NEW.")
+    source = options.with_data(ctx, source, data, config)
     from gpmil.cli import predict
     from gpmil.runs.predict import Asked
 
-    columns = slide, label, positive, patient
-    reading = step, graph, format, skip_bad
-    source = _source(data, labels, *columns, *reading, negative, exclude, slide_table)
-    wanted = predict.Wanted(str(model), coupling, device, allow_mismatch)
+    if config is not None:
+        return predict.repeat(config, out, cache)
+    use = predict.ModelUse(str(model), coupling, device, allow_mismatch)
     asked = Asked(rate, alpha, interval_patches, batch)
-    return predict.run(source, wanted, asked, out, cache)
+    return predict.run(source, use, asked, out, cache)
 
 
 @app.command("evaluate")
+@options.spread
 def _evaluate(
     run: Annotated[
         Path, typer.Argument(help="A run of gpmil predict or gpmil cv.", show_default=False)
     ],
-    labels: options.Labels = None,
-    slide_table: options.SlideTable = None,
-    slide: options.SlideColumn = None,
-    label: options.LabelColumn = None,
-    positive: options.Positive = None,
-    negative: options.Negative = None,
-    exclude: options.Exclude = None,
-    patient: options.PatientColumn = None,
+    table: options.LabelTable,
     patch_labels: Annotated[
         Path | None, typer.Option(help="Table with one row per patch: slide, x, y, label.")
     ] = None,
@@ -389,9 +251,7 @@ def _evaluate(
     """Judge the predictions of a run by a table of labels, with intervals."""
     from gpmil.cli import evaluate
 
-    columns = slide, label, positive, patient
-    truth = evaluate.Truth(labels, *columns, patch_labels, negative, exclude, slide_table)
-    evaluate.run(run, truth, out)
+    evaluate.run(run, table, patch_labels, out)
 
 
 @app.command("doctor")
@@ -401,40 +261,6 @@ def _doctor() -> None:
 
     if not doctor.run():
         raise typer.Exit(1)
-
-
-def _source(
-    data: Path | str | None,
-    labels: Path | None,
-    slide: str | None,
-    label: str | None,
-    positive: str | None,
-    patient: str | None,
-    step: str | None,
-    graph: str,
-    format: str | None,
-    skip_bad: bool,
-    negative: str | None,
-    exclude: str | None,
-    slide_table: Path | None,
-) -> options.Source:
-    if data is None:
-        raise typer.BadParameter("Missing argument 'DATA': a folder of feature files or a table.")
-    return options.Source(
-        str(data),
-        None if labels is None else str(labels),
-        slide,
-        label,
-        positive,
-        patient,
-        step,
-        graph,
-        format,
-        skip_bad,
-        negative,
-        exclude,
-        None if slide_table is None else str(slide_table),
-    )
 
 
 # --- Maps -----------------------------------------------------------------------------------------

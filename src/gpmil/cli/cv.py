@@ -14,29 +14,23 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from sklearn.base import clone
 
-from gpmil.cli.options import (
-    Source,
-    check_repeated,
-    labelled,
-    model_from_card,
-    print_line,
-    progress,
-    repeated,
-    show_metrics,
-    write_report,
-)
+from gpmil.cli.config import repeated, run_config
+from gpmil.cli.options import LabelTable, Source, labelled
+from gpmil.cli.settings import model_card, model_from_card
+from gpmil.cli.terminal import print_line, progress, show_metrics
 from gpmil.data.bags import Bags
 from gpmil.data.checks import listed
 from gpmil.data.folds import folds
 from gpmil.files.whole import json_bytes
 from gpmil.io import tables
 from gpmil.io.labels import column_of, key, read_table
+from gpmil.io.table_files import is_table, read_frame
 from gpmil.models import BagClassifier
-from gpmil.models.base import package_versions
 from gpmil.models.checks import count
-from gpmil.runs.data_card import cache_of, data_card, placement
+from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions, repeat_folder
 from gpmil.runs.judge import judge_run
+from gpmil.runs.page import write as write_report
 from gpmil.runs.predict import Asked, predict, refer_rule, write_patches
 from gpmil.runs.workspace import Workspace, csv_bytes, workspace
 from gpmil.show.report import RESEARCH
@@ -81,12 +75,9 @@ class Split:
 
 def repeat(file: Path, out: Path, cache: Path | None) -> None:
     """Cross-validate again as a config.json says."""
-    card = repeated(file, "cv")
-    options = dict(card["options"])
-    source, asked = Source(**options.pop("source")), Asked(**options.pop("asked"))
-    cache = cache or cache_of(card)
+    card, source, asked, options, cache = repeated(file, "cv", cache)
     model = model_from_card(card["model"])
-    run(source, Folds(**options), asked, out, model, card["model"], cache, before=card)
+    run(source, Folds(**options), asked, out, model, cache, before=card)
 
 
 def run(
@@ -95,7 +86,6 @@ def run(
     asked: Asked,
     out: Path,
     model: BagClassifier,
-    card: dict[str, Any],
     cache: Path | None = None,
     before: dict[str, Any] | None = None,
 ) -> None:
@@ -105,17 +95,8 @@ def run(
     bags, lines = source.cohort(cache)
     bags = labelled(bags)
     splits = planned(bags, held_out, source)
-    config: dict[str, Any] = {
-        "command": "cv",
-        "options": {"source": asdict(source), "asked": asdict(asked), **asdict(held_out)},
-        "model": card,
-        "versions": package_versions(),
-        "data": data_card(bags),
-        "cache": None if cache is None else str(cache),
-        "read": lines,
-    }
-    if before is not None:
-        check_repeated(before, config)
+    options = {"source": source.card(), "asked": asdict(asked), **asdict(held_out)}
+    config = run_config("cv", options, model_card(model), bags, lines, cache, before)
     table = csv_bytes(_table(splits, bags))
     config["splits"] = hashlib.blake2b(table, digest_size=16).hexdigest()
     config |= placement(bags)
@@ -170,12 +151,15 @@ def _patch_places(splits: Sequence[Split]) -> list[dict[str, Int[np.ndarray, " _
     for split in splits:
         later = [repeat_folder(split.repeat)] if split.repeat != splits[0].repeat else []
         found.append(
-            {under: _new(split.test, seen.setdefault(under, set())) for under in ["", *later]}
+            {
+                under: _first_tested(split.test, seen.setdefault(under, set()))
+                for under in ["", *later]
+            }
         )
     return found
 
 
-def _new(test: Int[np.ndarray, " test"], seen: set[int]) -> Int[np.ndarray, " new"]:
+def _first_tested(test: Int[np.ndarray, " test"], seen: set[int]) -> Int[np.ndarray, " new"]:
     """Places in `test` of slides not seen before, which are seen now."""
     new = np.array([i for i, b in enumerate(test) if b not in seen], dtype=np.int64)
     seen.update(test.tolist())
@@ -198,15 +182,15 @@ def _table(splits: Sequence[Split], bags: Bags) -> pd.DataFrame:
 def planned(bags: Bags, asked: Folds, source: Source) -> list[Split]:
     """The splits; a ValueError where one of them cannot be fitted or leaks a patient."""
     if asked.splits is not None:
-        found = list(_given(bags, Path(asked.splits)))
+        found = list(_read_splits(bags, Path(asked.splits)))
     else:
-        found = list(_made(bags, asked, source))
+        found = list(_make_splits(bags, asked, source))
     for split in found:
         _check_fair(split, bags)
     return found
 
 
-def _made(bags: Bags, asked: Folds, source: Source) -> Iterator[Split]:
+def _make_splits(bags: Bags, asked: Folds, source: Source) -> Iterator[Split]:
     groups, unit = bags.groups, "patient"
     if asked.site is not None:
         sites = _sites(bags, asked.site, source)
@@ -277,9 +261,9 @@ def _check_classes(
 def _sites(bags: Bags, column: str, source: Source) -> Shaped[np.ndarray, " B"]:
     """The site of every slide, from the label table or the table of patches."""
     path = Path(source.labels or source.data)
-    if not (path.is_file() and tables.is_table(path)):
+    if not (path.is_file() and is_table(path)):
         raise ValueError(f"--site {column}: name the table that has this column with --labels.")
-    frame, slide = _slide_table(path, source.slide, source.slide_table, source.patient)
+    frame, slide = _slide_table(path, source)
     tables.require([column], list(frame), str(path), "--site")
     known = frame[frame[column].notna()]
     site = dict(zip(known[slide].map(key), known[column]))
@@ -292,18 +276,13 @@ def _sites(bags: Bags, column: str, source: Source) -> Shaped[np.ndarray, " B"]:
     return np.array([site[key(name)] for name in bags.names])
 
 
-def _slide_table(
-    path: Path,
-    given: str | None = None,
-    slide_table: str | None = None,
-    patient: str | None = None,
-) -> tuple[pd.DataFrame, str]:
+def _slide_table(path: Path, said: LabelTable) -> tuple[pd.DataFrame, str]:
     """A table with a column of slides, all as text, and the name of that column."""
-    where, frame, _ = read_table(path, slide_table, given, patient)
-    return frame, column_of("slide", given, frame, where)
+    where, frame, _ = read_table(path, said.slide_table, said.slide, said.patient)
+    return frame, column_of("slide", said.slide, frame, where)
 
 
-def _given(bags: Bags, path: Path) -> Iterator[Split]:
+def _read_splits(bags: Bags, path: Path) -> Iterator[Split]:
     """Splits from CLAM's files, or from a table slide, fold (repeat, part)."""
     if not path.exists():
         raise ValueError(f"--splits: there is nothing at {path}. Check the path.")
@@ -318,9 +297,9 @@ def _given(bags: Bags, path: Path) -> Iterator[Split]:
     place = {key(name): b for b, name in enumerate(bags.names)}
     found = 0
     for file in files:
-        frame = tables.read_frame(file, rows="slide", dtype=str)
+        frame = read_frame(file, rows="slide", dtype=str)
         if {"train", "test"} <= set(frame):
-            made = [_clam(frame, file, str(_number(file) or 0), place)]
+            made = [_from_clam(frame, file, str(_number(file) or 0), place)]
         else:
             made = list(_from_table(file, place))
         for split in made:
@@ -338,7 +317,7 @@ def _number(file: Path) -> int | None:
     return int(digits) if digits.isdigit() else None
 
 
-def _clam(frame: pd.DataFrame, file: Path, fold: str, place: dict[str, int]) -> Split:
+def _from_clam(frame: pd.DataFrame, file: Path, fold: str, place: dict[str, int]) -> Split:
     """Ragged columns train, val, test; gpmil needs no slides to stop early, so val is trained on.
 
     Files with true and false in the columns (splits_0_bool.csv) have another shape.
@@ -356,7 +335,7 @@ def _clam(frame: pd.DataFrame, file: Path, fold: str, place: dict[str, int]) -> 
 
 
 def _from_table(file: Path, place: dict[str, int]) -> Iterator[Split]:
-    frame, slide = _slide_table(file)
+    frame, slide = _slide_table(file, LabelTable())
     tables.require(["fold"], list(frame), str(file), "--splits")
     frame = frame.assign(place=[place.get(key(name), -1) for name in frame[slide]])
     frame = frame[(frame["place"] >= 0) & frame["fold"].notna()]

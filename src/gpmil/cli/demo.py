@@ -1,42 +1,37 @@
 """`gpmil demo`: simulated slides from beginning to end, with nothing to download.
 
 Slides are simulated, models are fitted to slide labels alone and judged on slides of other
-patients, where the truth is known for every patch. What is found is printed and written as it
-is, with a yardstick beside it: how far a classifier gets that was shown the patch labels.
+patients. What is found is printed and written as it is.
 """
 
 import gzip
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table as TerminalTable
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import (
-    accuracy_score,
-    average_precision_score,
-    f1_score,
-    log_loss,
-    roc_auc_score,
-)
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from gpmil import simulate
 from gpmil.cli import view as viewer
-from gpmil.cli.options import progress
+from gpmil.cli.demo_models import (
+    SUITED,
+    JudgedModel,
+    compared,
+    findings,
+    judge,
+    lesion_sizes,
+    measure_yardstick,
+    settings_card,
+)
+from gpmil.cli.terminal import progress
 from gpmil.data.bags import Bags
 from gpmil.files.whole import json_bytes, write_whole
-from gpmil.models import VGPMILPR, VGPMILPRI, InstancePredictions, paper_settings
-from gpmil.models.base import log_odds, package_versions
+from gpmil.models.base import package_versions
 from gpmil.runs.files import LEVEL, METRICS, PATCHES, PREDICTIONS, patch_path
 from gpmil.runs.predict import patch_table
 from gpmil.runs.workspace import csv_bytes, run_folder
@@ -45,33 +40,10 @@ from gpmil.show.report import RESEARCH, Picture, Section, Table, page
 from gpmil.viewer import serve
 
 FEWEST = 8  # slides to train on
-BUDGET = 22  # fits' worth of tuning: the demo is to be over soon, and more changes little here
-SMALL = 5  # malignant patches; a smaller lesion is easily missed
 SHOWN_LARGEST = 3  # slides of the overview
 SHOWN_NEGATIVE = 6  # negative slides whose patches are drawn sorted
 MAP_DPI = 144
 DIGITS = "%.9g"  # of numbers in tables: what does not depend on the number of threads
-
-PAPER, SUITED = "paper's settings", "learned settings"
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A fitted model and what it says of the held-out slides."""
-
-    name: str
-    settings: str
-    model: VGPMILPR
-    log_odds: Float[np.ndarray, " B"]
-    probability: Float[np.ndarray, " B"]
-    error: Float[np.ndarray, " B"]  # standard error of the probability as a computed number
-    patches: InstancePredictions
-    metrics: dict[str, float]
-
-    @property
-    def title(self) -> str:
-        """Model and settings in words."""
-        return f"{self.name}, {self.settings}"
 
 
 def run(
@@ -87,15 +59,11 @@ def run(
     With `view` the held-out slides are then shown in the browser, until Ctrl-C.
     """
     _check(seed, n_train)
-    if view:
-        serve.require_packages()
-        viewer.check_port(port)
-    elif port or not browser:
-        raise ValueError("--port and --no-browser are about the viewer: add --view.")
+    _check_viewer(view, port, browser)
     n_test = max(2, n_train // 3)
-    models = _models(seed)
+    models = compared(seed)
     config = {"command": "demo", "seed": seed, "bags": n_train, "held_out": n_test}
-    config |= {"models": [_settings(*entry) for entry in models], "versions": _versions()}
+    config |= {"models": [settings_card(*entry) for entry in models], "versions": _versions()}
     with (
         run_folder(out, config) as folder,
         progress(4 + len(models)) as step,
@@ -106,12 +74,12 @@ def run(
         train = simulate.cohort(n_train, seed=seed, part=0)
         test = simulate.cohort(n_test, seed=seed, part=1)
         step("yardstick: a classifier trained on the patch labels")
-        yardstick = _yardstick(train, test)
+        yardstick = measure_yardstick(train, test)
         judged = []
         for name, settings, model in models:
             step(f"fitting and predicting: {name}, {settings}")
-            judged.append(_judge(name, settings, model.fit(train), test))
-        facts = _facts(test, judged, yardstick)
+            judged.append(judge(name, settings, model.fit(train), test))
+        facts = findings(test, judged, yardstick)
         _write_tables(folder, judged, train, test, yardstick)
         step(f"heat maps of {n_test} slides")
         maps = _write_maps(folder, judged[0], test)
@@ -131,148 +99,25 @@ def _check(seed: int, n_train: int) -> None:
         raise ValueError(f"--seed must lie between 0 and {2**32 - 1}, got {seed}.")
 
 
-# --- Models and metrics ---------------------------------------------------------------------------
-def _models(seed: int) -> list[tuple[str, str, VGPMILPR]]:
-    """The models that are compared, the one to look at first."""
-    kernel = ("variance", "lengthscale", "mean")
-    paper = {k: v for k, v in paper_settings().items() if k in kernel}
-    return [
-        ("VGPMIL-PR-I", SUITED, VGPMILPRI(tuning_budget=BUDGET, random_state=seed)),
-        ("VGPMIL-PR", SUITED, VGPMILPR(tuning_budget=BUDGET, random_state=seed)),
-        (
-            "VGPMIL-PR-I",
-            PAPER,
-            VGPMILPRI(coupling=paper_settings()["coupling"], random_state=seed, **paper),
-        ),
-        ("VGPMIL-PR", PAPER, VGPMILPR(random_state=seed, **paper)),
-    ]
-
-
-def _judge(name: str, settings: str, model: VGPMILPR, test: Bags) -> Judged:
-    # One estimate of log P(all patches negative) serves all three numbers of a slide.
-    found = model.predict_all(test)
-    log_negative, patches = found.log_proba_negative, found.instances
-    assert patches is not None  # every model here predicts patches
-    odds, probability = log_odds(log_negative), -np.expm1(log_negative)
-    error = np.exp(log_negative) * found.error
-    metrics = _slide_metrics(test.labels, odds, probability)
-    metrics |= _patch_metrics(test.instance_labels, patches.probability)
-    return Judged(name, settings, model, odds, probability, error, patches, metrics)
-
-
-def _slide_metrics(
-    labels: Int[np.ndarray, " B"],
-    log_odds: Float[np.ndarray, " B"],
-    probability: Float[np.ndarray, " B"],
-) -> dict[str, float]:
-    return {
-        "slide_accuracy": float(accuracy_score(labels, log_odds > 0)),
-        "slide_auc": float(roc_auc_score(labels, log_odds)),
-        "slide_log_loss": float(log_loss(labels, probability, labels=[0, 1])),
-    }
-
-
-def _patch_metrics(
-    labels: Int[np.ndarray, " N"], probability: Float[np.ndarray, " N"]
-) -> dict[str, float]:
-    marked = probability > 0.5
-    return {
-        "patch_auc": float(roc_auc_score(labels, probability)),
-        "patch_average_precision": float(average_precision_score(labels, probability)),
-        "patch_accuracy_at_half": float(accuracy_score(labels, marked)),
-        "patch_f1_at_half": float(f1_score(labels, marked, zero_division=0)),
-        "patches_above_half": int(marked.sum()),
-        "malignant_patches_above_half": int(marked[labels == 1].sum()),
-        "largest_patch_probability": float(probability.max()),
-    }
-
-
-def _yardstick(train: Bags, test: Bags) -> dict[str, float]:
-    """Logistic regression on the true patch labels; a slide scores as its highest patch."""
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=500))
-    score = model.fit(train.features, train.instance_labels).decision_function(test.features)
-    highest = [piece.max() for piece in test.split(score)]
-    return {
-        "slide_auc": float(roc_auc_score(test.labels, highest)),
-        "patch_auc": float(roc_auc_score(test.instance_labels, score)),
-        "patch_average_precision": float(average_precision_score(test.instance_labels, score)),
-    }
-
-
-def _lesion(bags: Bags) -> Int[np.ndarray, " B"]:
-    """Number of malignant patches of each slide."""
-    return np.add.reduceat(bags.instance_labels, bags.offsets[:-1])
-
-
-def _facts(test: Bags, judged: Sequence[Judged], yardstick: dict[str, float]) -> list[str]:
-    """What was found, in sentences that hold whatever the numbers are."""
-    best, plain, paper = (j.metrics for j in judged[:3])
-    lesion = _lesion(test)[test.labels == 1]
-    malignant = int(test.instance_labels.sum())
-    benign = 1 - malignant / test.n_instances
-    return [
-        f"How hard this cohort is: {(lesion < SMALL).sum()} of the {len(lesion)} "
-        f"positive held-out slides have fewer than {SMALL} malignant patches, in slides of "
-        f"{np.median(test.sizes):.0f} patches (median). For scale, a logistic regression trained "
-        "on the true patch labels, which the models here never see, reaches AUC "
-        f"{yardstick['slide_auc']:.3f} for slides (by their highest patch) and "
-        f"{yardstick['patch_auc']:.3f} for patches (average precision "
-        f"{yardstick['patch_average_precision']:.3f}).",
-        f"With {len(test)} held-out slides an accuracy has a standard error of about "
-        f"{0.5 / np.sqrt(len(test)):.2f}, and another seed can change the order of the rows: do "
-        "not rank models by one run of this demo.",
-        f"The threshold 0.5 says little about patches. With the {PAPER}, VGPMIL-PR-I puts "
-        f"{_count(paper['malignant_patches_above_half'])} of {malignant} malignant patches above "
-        f"it (largest probability {paper['largest_patch_probability']:.2f}), and with the "
-        f"{SUITED} {_count(best['malignant_patches_above_half'])}. A few slightly suspicious "
-        "patches already explain a positive slide, so probabilities stay low; their order is what "
-        f"informs (AUC, average precision). Calling every patch benign has accuracy {benign:.3f}.",
-        f"The {SUITED} come from the labels of the training slides alone: they make every slide's "
-        f"label likeliest under the fit without that slide. {_learned(judged[0].model)} Against "
-        f"the {PAPER} (VGPMIL-PR-I): {_changes(paper, best)}.",
-        f"Coupling neighbours ({SUITED}, VGPMIL-PR against VGPMIL-PR-I): "
-        f"{_changes(plain, best)}. Coupling steadies patches through their neighbours; a lesion of "
-        "one or two patches can be smoothed away by it.",
-    ]
-
-
-def _learned(model: VGPMILPR) -> str:
-    return (
-        f"Found: variance {model.variance_:.3g}, length {model.lengthscale_:.3g}, prior mean "
-        f"{model.mean_:.3g}, coupling {model.coupling_:.3g}, after "
-        f"{len(model.tuning_trace_ or [])} trials (mean log likelihood of a slide left out: "
-        f"{model.loo_log_likelihood_:.3f}; {-np.log(2):.3f} is a coin)."
-    )
-
-
-def _changes(before: dict[str, float], after: dict[str, float]) -> str:
-    shown = {
-        "patch average precision": "patch_average_precision",
-        "patch AUC": "patch_auc",
-        "slide AUC": "slide_auc",
-        "slide log loss": "slide_log_loss",
-    }
-    return ", ".join(f"{name} {before[k]:.3f} → {after[k]:.3f}" for name, k in shown.items())
-
-
-def _count(n: float) -> str:
-    return "none" if n == 0 else f"{n:.0f}"
-
-
-def _settings(name: str, settings: str, model: VGPMILPR) -> dict[str, Any]:
-    """A model's settings as they are written to config.json and shown."""
-    keys = ("coupling", "variance", "lengthscale", "mean", "kernel", "n_inducing", "solver")
-    given = {key: getattr(model, key, 0.0) for key in keys}
-    return {"model": name, "settings": settings, **given}
-
-
 def _versions() -> dict[str, str]:
     return package_versions() | {"matplotlib": version("matplotlib")}
 
 
+def _check_viewer(view: bool, port: int, browser: bool) -> None:
+    if view:
+        serve.require_packages()
+        viewer.check_port(port)
+    elif port or not browser:
+        raise ValueError("--port and --no-browser are about the viewer: add --view.")
+
+
 # --- Files ----------------------------------------------------------------------------------------
 def _write_tables(
-    folder: Path, judged: Sequence[Judged], train: Bags, test: Bags, yardstick: dict[str, float]
+    folder: Path,
+    judged: Sequence[JudgedModel],
+    train: Bags,
+    test: Bags,
+    yardstick: dict[str, float],
 ) -> None:
     """What every run of gpmil has, of the model to look at first."""
     main = judged[0]
@@ -310,11 +155,11 @@ def _rounded(metrics: dict[str, float]) -> dict[str, float]:
     return {k: v if isinstance(v, int) else float(DIGITS % v) for k, v in metrics.items()}
 
 
-def _write_maps(folder: Path, main: Judged, test: Bags) -> list[Picture]:
+def _write_maps(folder: Path, main: JudgedModel, test: Bags) -> list[Picture]:
     """A heat map of every held-out slide, the worst predicted first."""
     (folder / "heatmaps").mkdir()
     limits = (float(main.patches.std.min()), float(main.patches.std.max()))
-    patches, lesion = main.patches.split(), _lesion(test)
+    patches, lesion = main.patches.split(), lesion_sizes(test)
     # The loss of a slide, -log p(y): log(1 + exp(-+ log odds)).
     loss = np.logaddexp(0, np.where(test.labels == 1, -main.log_odds, main.log_odds))
     pictures = []
@@ -357,10 +202,10 @@ def _css_width(figure: Figure) -> int:
     return round(float(figure.get_size_inches()[0]) * 96)
 
 
-def _write_pictures(folder: Path, judged: Sequence[Judged], test: Bags) -> dict[str, Picture]:
+def _write_pictures(folder: Path, judged: Sequence[JudgedModel], test: Bags) -> dict[str, Picture]:
     """The figures of the page by name; each is also written as a file."""
     main, plain = judged[:2]
-    truth, lesion = test.instance_labels, _lesion(test)
+    truth, lesion = test.instance_labels, lesion_sizes(test)
     figures = {
         "overview": _overview(plain, main, test),
         "slides-roc": plots.roc(test.labels, {j.title: j.log_odds for j in judged}),
@@ -410,9 +255,9 @@ CAPTIONS = {
 }
 
 
-def _overview(plain: Judged, main: Judged, test: Bags) -> Figure:
+def _overview(plain: JudgedModel, main: JudgedModel, test: Bags) -> Figure:
     """The slides with the largest lesions, where there is most to see."""
-    chosen = np.argsort(-_lesion(test), kind="stable")[:SHOWN_LARGEST]
+    chosen = np.argsort(-lesion_sizes(test), kind="stable")[:SHOWN_LARGEST]
     plain_maps, main_maps = (test.split(j.patches.probability) for j in (plain, main))
     slides = []
     for b in chosen[test.labels[chosen] == 1]:
@@ -431,7 +276,7 @@ def _places(bag: Bags, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     return bag.coords, values, bag.step[0]
 
 
-def _negative_slides(plain: Judged, main: Judged, test: Bags) -> Figure:
+def _negative_slides(plain: JudgedModel, main: JudgedModel, test: Bags) -> Figure:
     negative = np.flatnonzero(test.labels == 0)
     order = np.argsort(-main.log_odds[negative], kind="stable")
     shown = negative[order][:SHOWN_NEGATIVE]
@@ -456,13 +301,13 @@ PATCH_COLUMNS = {
 }
 
 
-def _rows(judged: Sequence[Judged], columns: dict[str, str]) -> list[list[str]]:
+def _rows(judged: Sequence[JudgedModel], columns: dict[str, str]) -> list[list[str]]:
     return [
         [j.name, j.settings, *(f"{j.metrics[key]:.3f}" for key in columns.values())] for j in judged
     ]
 
 
-def _metric_table(judged: Sequence[Judged], columns: dict[str, str], caption: str) -> Table:
+def _metric_table(judged: Sequence[JudgedModel], columns: dict[str, str], caption: str) -> Table:
     words = ["model", "settings"]
     return Table([*words, *columns], _rows(judged, columns), caption, words, strong=[0])
 
@@ -471,7 +316,7 @@ def _page(
     seed: int,
     train: Bags,
     test: Bags,
-    judged: Sequence[Judged],
+    judged: Sequence[JudgedModel],
     facts: Sequence[str],
     pictures: dict[str, Picture],
     maps: Sequence[Picture],
@@ -496,7 +341,7 @@ def _page(
 
 
 LEAD = (
-    "Gaussian-process multiple instance learning on simulated slides: the models saw one label a "
+    "Gaussian-process multiple instance learning on simulated slides: the models saw one label per "
     "slide and the positions of its patches; they return probabilities for slides and patches."
 )
 SIMULATED = (
@@ -520,8 +365,8 @@ SETTINGS = (
 FILES = Table(
     ["file", "content"],
     [
-        ["predictions.csv", "a row a held-out slide: probability, log odds, error, label"],
-        ["patches/<slide>.csv.gz", "a row a patch: position, probability, sd, true label"],
+        ["predictions.csv", "one row per held-out slide: probability, log odds, error, label"],
+        ["patches/<slide>.csv.gz", "one row per patch: position, probability, sd, true label"],
         ["model/, splits.csv", "the fitted model; which slides it has seen"],
         ["heatmaps/<slide>.png", "the heat maps above, as files"],
         ["pictures/, overview.png", "the other figures"],
@@ -536,18 +381,18 @@ FILES = Table(
 def _cohort_table(train: Bags, test: Bags) -> Table:
     rows = []
     for name, bags in (("training", train), ("held out", test)):
-        lesion = _lesion(bags)[bags.labels == 1]
+        lesion = lesion_sizes(bags)[bags.labels == 1]
         counts = [len(bags), bags.labels.sum(), bags.n_instances, bags.instance_labels.sum()]
         rows.append([name, *(f"{n:,}" for n in counts), f"{np.median(lesion):g}"])
     columns = ["cohort", "slides", "positive", "patches", "malignant", "median lesion (patches)"]
     return Table(columns, rows, text=["cohort"])
 
 
-def _settings_table(judged: Sequence[Judged]) -> Table:
+def _settings_table(judged: Sequence[JudgedModel]) -> Table:
     rows = []
     for j in judged:
         resolved = {"lengthscale": j.model.lengthscale_}
-        rows.append(_settings(j.name, j.settings, j.model) | resolved)
+        rows.append(settings_card(j.name, j.settings, j.model) | resolved)
     cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
     words = ["model", "settings", "kernel", "solver"]
     return Table(list(rows[0]), cells, text=words, strong=[0])
@@ -558,7 +403,7 @@ def _version_table() -> Table:
 
 
 # --- The terminal ---------------------------------------------------------------------------------
-def _print(judged: Sequence[Judged], facts: Sequence[str], out: Path) -> None:
+def _print(judged: Sequence[JudgedModel], facts: Sequence[str], out: Path) -> None:
     console = Console(highlight=False)
     for title, columns in (
         ("Held-out slides", SLIDE_COLUMNS),

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gpmil import extras
-from gpmil.cli.options import print_line
+from gpmil.cli.terminal import print_line
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 GIB = 2**30

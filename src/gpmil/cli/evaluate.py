@@ -1,19 +1,20 @@
 """`gpmil evaluate`: the predictions of a run against labels, with intervals."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gpmil.cli.options import in_options, patient_column, print_line, show_metrics
+from gpmil.cli.options import LabelTable, in_options
+from gpmil.cli.terminal import print_line, show_metrics
 from gpmil.data import classes
 from gpmil.data.checks import all_columns
 from gpmil.files.whole import json_bytes, write_whole
 from gpmil.io import tables
 from gpmil.io.labels import SLIDE_NAMES, join, key
+from gpmil.io.table_files import read_frame
 from gpmil.runs import page
 from gpmil.runs.files import (
     CARD,
@@ -29,32 +30,22 @@ from gpmil.runs.judge import judge_run
 from gpmil.runs.workspace import csv_bytes
 
 
-@dataclass(frozen=True)
-class Truth:
-    """Where the labels are; without a table those of the run itself are taken."""
+def run(
+    folder: Path, table: LabelTable, patch_table: Path | None = None, out: Path | None = None
+) -> None:
+    """Write metrics.json, labels and page into the run (or metrics to `out`), and print them.
 
-    labels: Path | None = None
-    slide: str | None = None
-    label: str | None = None
-    positive: str | None = None
-    patient: str | None = None
-    patch_labels: Path | None = None
-    negative: str | None = None
-    exclude: str | None = None
-    slide_table: Path | None = None
-
-
-def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
-    """Write metrics.json, labels and page into the run (or metrics to `out`), and print them."""
+    Without a table the labels of the run itself are taken.
+    """
     config = read_config(folder)
     own = read_predictions(folder)
-    predictions = _labelled(own, truth, folder, classes_of(config))
+    predictions = _labelled(own, table, folder, classes_of(config))
     if not predictions["label"].notna().any():
         raise ValueError(
-            f"{folder}: its predictions have no labels: name a table with a row a slide with "
+            f"{folder}: its predictions have no labels: name a table with one row per slide with "
             "--labels."
         )
-    patch_labels = None if truth.patch_labels is None else _patch_labels(truth.patch_labels)
+    patch_labels = None if patch_table is None else _patch_labels(patch_table)
     noted = {"note": config["note"]} if "note" in config else {}
     judged = judge_run(folder, predictions, patch_labels)
     found = _facts_of_fit(folder) | noted | judged
@@ -73,11 +64,11 @@ def run(folder: Path, truth: Truth, out: Path | None = None) -> None:
 
 
 def _labelled(
-    own: pd.DataFrame, truth: Truth, folder: Path, known: Mapping[str, Any]
+    own: pd.DataFrame, table: LabelTable, folder: Path, known: Mapping[str, Any]
 ) -> pd.DataFrame:
     """With the labels given now; else those of the run, else those it was given before."""
-    if truth.labels is not None:
-        return _relabelled(own, truth, known)
+    if table.labels is not None:
+        return _relabelled(own, table, known)
     return own if own["label"].notna().any() else with_given_labels(own, folder)
 
 
@@ -111,14 +102,13 @@ def classes_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return known or ({} if positive is None else {str(positive): [0, classes.POSITIVE]})
 
 
-def _relabelled(predictions: pd.DataFrame, truth: Truth, known: Mapping[str, Any]) -> pd.DataFrame:
+def _relabelled(
+    predictions: pd.DataFrame, table: LabelTable, known: Mapping[str, Any]
+) -> pd.DataFrame:
     """The predictions with the labels (and patients) of a table; slides without are not judged."""
-    assert truth.labels is not None
     place, slides = pd.factorize(predictions["slide"])  # several rows per slide with repeats
-    patient = patient_column(truth.patient)
-    said = truth.positive, truth.negative, truth.exclude
-    columns = truth.slide, truth.label, patient
-    joined = join(slides.tolist(), truth.labels, *columns, *said, truth.slide_table)
+    arguments = table.arguments()
+    joined = join(slides.tolist(), **arguments)
     labels = joined.labels
     note = classes.refuse_other_classes(known, labels.classes, "the model")
     print_line(f"classes: {classes.described(labels.classes)}")
@@ -126,7 +116,7 @@ def _relabelled(predictions: pd.DataFrame, truth: Truth, known: Mapping[str, Any
         print_line(in_options(line))
     if joined.slides_without_label:
         print_line(f"{len(joined.slides_without_label)} slides without a label are not judged.")
-    patients = predictions["patient"] if patient is not False else ""
+    patients = predictions["patient"] if arguments["patient"] is not False else ""
     if joined.groups is not None:
         patients = np.array(joined.groups, dtype=object)[place]
     codes = np.where(labels.values < 0, np.nan, labels.values)
@@ -135,7 +125,7 @@ def _relabelled(predictions: pd.DataFrame, truth: Truth, known: Mapping[str, Any
 
 def _patch_labels(path: Path) -> Callable[[str, pd.DataFrame], np.ndarray]:
     """A function that finds the labels of a slide's patches in a table slide, x, y, label."""
-    frame = tables.read_frame(path, rows="patch")
+    frame = read_frame(path, rows="patch")
     header = list(frame)
     slide = tables.like(SLIDE_NAMES, header)
     label = tables.like((*tables.GUESSES["instance_label"], "label"), header)
@@ -149,7 +139,7 @@ def _patch_labels(path: Path) -> Callable[[str, pd.DataFrame], np.ndarray]:
         raise ValueError(f"{path}: column {label!r}: expected 0, 1 or -1, empty where unknown.")
     frame = frame.assign(truth=values.where(values >= 0), key=frame[slide].astype(str).map(key))
     if frame.duplicated(["key", *axes]).any():
-        raise ValueError(f"{path}: some patches are in several rows: keep one row a patch.")
+        raise ValueError(f"{path}: some patches are in several rows: keep one row per patch.")
     known = dict(iter(frame.groupby("key")))
 
     def labels(name: str, patches: pd.DataFrame) -> np.ndarray:

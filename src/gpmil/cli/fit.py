@@ -7,23 +7,17 @@ from typing import Any
 
 import pandas as pd
 
-from gpmil.cli.options import (
-    Source,
-    check_repeated,
-    labelled,
-    model_from_card,
-    print_line,
-    progress,
-    repeated,
-    write_report,
-)
+from gpmil.cli.config import repeated, run_config
+from gpmil.cli.options import Source, labelled
+from gpmil.cli.settings import model_card, model_from_card
+from gpmil.cli.terminal import print_line, progress
 from gpmil.data.bags import Bags
 from gpmil.files.whole import json_bytes
 from gpmil.models import BagClassifier, load
-from gpmil.models.base import package_versions
-from gpmil.runs.data_card import cache_of, data_card, placement
+from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions
 from gpmil.runs.judge import judge_run
+from gpmil.runs.page import write as write_report
 from gpmil.runs.predict import Asked, batches, predict_in_batches
 from gpmil.runs.workspace import csv_bytes, workspace
 from gpmil.show.report import RESEARCH
@@ -35,11 +29,8 @@ FACTS = (*LEARNED, "n_iter_", "residual_", "converged_", "n_epochs_", "best_epoc
 
 def repeat(file: Path, out: Path, cache: Path | None) -> None:
     """Fit again as a config.json says."""
-    card = repeated(file, "fit")
-    options = card["options"]
-    source, asked = Source(**options["source"]), Asked(**options["asked"])
-    cache = cache or cache_of(card)
-    run(source, asked, out, model_from_card(card["model"]), card["model"], cache, before=card)
+    card, source, asked, _, cache = repeated(file, "fit", cache)
+    run(source, asked, out, model_from_card(card["model"]), cache, before=card)
 
 
 def run(
@@ -47,28 +38,19 @@ def run(
     asked: Asked,
     out: Path,
     model: BagClassifier,
-    card: dict[str, Any],
     cache: Path | None = None,
     before: dict[str, Any] | None = None,
 ) -> None:
-    """Read, fit, predict what was fitted; `card` describes the model, `before` a run to repeat.
+    """Read, fit, predict what was fitted; `before` is the configuration of a run to repeat.
 
     The predictions are of the slides that the model has seen: to look at, not to judge it by.
     """
     asked.check()
     bags, lines = source.cohort(cache)
     bags = labelled(bags)
-    config: dict[str, Any] = {
-        "command": "fit",
-        "options": {"source": asdict(source), "asked": asdict(asked)},
-        "model": card,
-        "versions": package_versions(),
-        "data": data_card(bags),
-        "cache": None if cache is None else str(cache),
-        "read": lines,
-    }
-    if before is not None:
-        check_repeated(before, config)
+    card = model_card(model)
+    options = {"source": source.card(), "asked": asdict(asked)}
+    config = run_config("fit", options, card, bags, lines, cache, before)
     config |= {"note": SEEN, **placement(bags)}
     n_steps = 2 + len(list(batches(bags.sizes, asked.batch)))
     with workspace(out, config) as space, progress(n_steps) as step:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from gpmil.cli.options import Source, print_line, report_lines
+from gpmil.cli.options import Source, report_lines
+from gpmil.cli.terminal import print_line
 
 
 def run(source: Source, cache: Path | None = None) -> None:

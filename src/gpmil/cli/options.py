@@ -1,67 +1,86 @@
-"""What several commands share: where the data are, the settings of a model, progress."""
+"""Options of the commands, each written once, and the cohort that they name."""
 
 import ast
+import functools
+import inspect
 import logging
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+
+from gpmil.cli.settings import SETTINGS
+from gpmil.cli.terminal import print_line
 
 if TYPE_CHECKING:
     from typer import Context
 
     from gpmil.data.bags import Bags
-    from gpmil.models import BagClassifier
 else:
     # What a command is given is click's own, of which typer may carry a copy.
     Context = typer.Context.__mro__[1]
 
 logger = logging.getLogger("gpmil")
 
-SETTINGS = "settings"
+
+# --- Groups of options ----------------------------------------------------------------------------
+def spread(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with an option for every field, where a parameter is one of the groups below.
+
+    Typer knows no groups; it reads the signature, so that the fields are put there.
+    """
+    own = inspect.signature(command).parameters
+    groups = {name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)}
+    options: list[inspect.Parameter] = []
+    for name, parameter in own.items():
+        one = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        options += _options(groups[name]) if name in groups else one
+
+    @functools.wraps(command)
+    def called(**given: Any) -> Any:
+        single = {name: given[name] for name in own if name not in groups}
+        return command(**single, **{name: _filled(kind, given) for name, kind in groups.items()})
+
+    vars(called)["__signature__"] = inspect.Signature(options)
+    return called
+
+
+def _option_fields(group: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Name, type and default of the fields that are options, or groups of them."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        if get_origin(hints[field.name]) is Annotated or is_dataclass(hints[field.name]):
+            yield field.name, hints[field.name], field.default
+
+
+def _options(group: Any) -> Iterator[inspect.Parameter]:
+    for name, kind, default in _option_fields(group):
+        if is_dataclass(kind):
+            yield from _options(kind)
+        else:
+            yield inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+            )
+
+
+def _filled(group: Any, given: Mapping[str, Any]) -> Any:
+    return group(
+        **{
+            name: _filled(kind, given) if is_dataclass(kind) else given[name]
+            for name, kind, _ in _option_fields(group)
+        }
+    )
+
 
 # --- Options by name ------------------------------------------------------------------------------
 READABLE = "Folder of feature files (TRIDENT, CLAM, STAMP, ...), a table or an npz file."
 DataArgument = Annotated[Path, typer.Argument(help=READABLE, show_default=False)]
 MaybeData = Annotated[Path | None, typer.Argument(help=READABLE, show_default=False)]
-Labels = Annotated[
-    Path | None, typer.Option(help="Table with one row per slide: slide, label, maybe patient.")
-]
-SlideColumn = Annotated[str | None, typer.Option(help="Its column with the slide's name.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Its column with the label.")]
-PatientColumn = Annotated[
-    str | None,
-    typer.Option(help="Its column with the patient; none: every slide is one of its own."),
-]
-Positive = Annotated[
-    str | None, typer.Option(help="The class that counts as positive: cancer, or 3,4, or '>=3'.")
-]
-Negative = Annotated[
-    str | None,
-    typer.Option(help="The negative one, likewise; of two classes --positive is enough."),
-]
-Exclude = Annotated[
-    str | None, typer.Option(help="Classes that are taken as unlabelled: unknown, say.")
-]
-SlideTable = Annotated[
-    Path | None,
-    typer.Option(
-        help="Patient and file name of every slide, where --labels has one row per patient."
-    ),
-]
-Step = Annotated[
-    str | None, typer.Option(help="Spacing of patches where files do not tell: 256 or 256,512.")
-]
-Graph = Annotated[str, typer.Option(help="Neighbours: grid4, grid8, radius, knn, chain or none.")]
-Format = Annotated[str | None, typer.Option(help="Format of the files, if it is not recognised.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out files that are corrupt.")]
 Cache = Annotated[
     Path | None, typer.Option(help="Folder in which features are kept for the next time.")
 ]
@@ -78,47 +97,95 @@ IntervalPatches = Annotated[
         help="Slides of more patches get no interval, which takes about as long as predicting them."
     ),
 ]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if any.")]
 Batch = Annotated[int, typer.Option(help="Patches predicted, and kept, at a time.")]
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where the data are and how they are read, as on the command line."""
+@dataclass(frozen=True, kw_only=True)
+class LabelTable:
+    """The table with the labels of slides, its columns and its classes."""
 
-    data: str
-    labels: str | None = None
-    slide: str | None = None
-    label: str | None = None
-    positive: str | None = None
-    patient: str | None = None
-    step: str | None = None
-    graph: str = "grid4"
-    format: str | None = None
-    skip_bad: bool = False
-    negative: str | None = None
-    exclude: str | None = None
-    slide_table: str | None = None
+    labels: Annotated[
+        Path | None, typer.Option(help="Table with one row per slide: slide, label, maybe patient.")
+    ] = None
+    slide_table: Annotated[
+        Path | None,
+        typer.Option(
+            help="Patient and file name of every slide, where --labels has one row per patient."
+        ),
+    ] = None
+    slide: Annotated[str | None, typer.Option(help="Its column with the slide's name.")] = None
+    label: Annotated[str | None, typer.Option(help="Its column with the label.")] = None
+    positive: Annotated[
+        str | None,
+        typer.Option(help="The class that counts as positive: cancer, or 3,4, or '>=3'."),
+    ] = None
+    negative: Annotated[
+        str | None,
+        typer.Option(help="The negative one, likewise; of two classes --positive is enough."),
+    ] = None
+    exclude: Annotated[
+        str | None, typer.Option(help="Classes that are taken as unlabelled: unknown, say.")
+    ] = None
+    patient: Annotated[
+        str | None,
+        typer.Option(help="Its column with the patient; none: every slide is one of its own."),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """What `gpmil.read` takes, in its own types."""
+        # The word none says that there are no patients.
+        none = self.patient is not None and self.patient.casefold() == "none"
+        return asdict(self) | {"patient": False if none else self.patient}
+
+
+@dataclass(frozen=True)
+class Source(LabelTable):
+    """Where the data are and how they are read; all but `data` is the same option everywhere."""
+
+    data: str = ""
+    step: Annotated[
+        str | None, typer.Option(help="Spacing of patches where files do not tell: 256 or 256,512.")
+    ] = None
+    graph: Annotated[
+        str, typer.Option(help="Neighbours: grid4, grid8, radius, knn, chain or none.")
+    ] = "grid4"
+    format: Annotated[
+        str | None, typer.Option(help="Format of the files, if it is not recognised.")
+    ] = None
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out files that are corrupt.")
+    ] = False
+
+    def at(self, data: Path | None) -> "Source":
+        """The same way of reading, of these data."""
+        if data is None:
+            raise typer.BadParameter(
+                "Missing argument 'DATA': a folder of feature files or a table."
+            )
+        return replace(self, data=str(data))
+
+    def arguments(self) -> dict[str, Any]:
+        """What `gpmil.read` takes besides the path, in its own types."""
+        said = super().arguments() | {"step": None if self.step is None else _step(self.step)}
+        del said["data"]
+        return said | {"graph": None if self.graph.lower() == "none" else self.graph}
+
+    def card(self) -> dict[str, Any]:
+        """As it stands in config.json."""
+        return {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_card(cls, card: Mapping[str, Any]) -> "Source":
+        """What `card` wrote."""
+        tables = {k: card[k] and Path(card[k]) for k in ("labels", "slide_table") if k in card}
+        return cls(**{**card, **tables})
 
     def read(self, cache: Path | None = None) -> "tuple[Bags, Any]":
         """The cohort, and the report of what was read."""
         from gpmil import io
 
-        return io.read_with_report(
-            self.data,
-            self.labels,
-            slide=self.slide,
-            label=self.label,
-            positive=self.positive,
-            patient=patient_column(self.patient),
-            step=None if self.step is None else _step(self.step),
-            graph=None if self.graph.lower() == "none" else self.graph,
-            format=self.format,
-            skip_bad=self.skip_bad,
-            cache=cache,
-            negative=self.negative,
-            exclude=self.exclude,
-            slide_table=self.slide_table,
-        )
+        return io.read_with_report(self.data, cache=cache, **self.arguments())
 
     def cohort(self, cache: Path | None = None) -> "tuple[Bags, list[str]]":
         """The cohort, and lines about it for config.json; classes and what is alarming are said."""
@@ -133,16 +200,69 @@ class Source:
         return bags, [*(x for x in lines if not x.startswith("features are kept")), *warnings]
 
 
+@dataclass(frozen=True)
+class PaperOptions:
+    """What gpmil paper is asked for."""
+
+    out: Annotated[
+        Path, typer.Option(help="Folder to write; one that gpmil wrote is replaced.")
+    ] = Path("paper")
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version of everything, in two minutes.")
+    ] = False
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Own cohort in place of the simulated one: a folder of feature files (with "
+            "--labels), of SICAPv2 tables (Train.csv, Test.csv), a table or an npz file; with "
+            "parts 'train' and 'test', or cross-validated."
+        ),
+    ] = None
+    source: Source = Source()  # how the data are read
+    cache: Cache = None
+    images: Annotated[
+        Path | None, typer.Option(help="Folder with one image per slide, named like the slide.")
+    ] = None
+    panda: Annotated[
+        str | None,
+        typer.Option(
+            help="The large simulated cohort: tenth, full (10,503 slides) or none. Default: tenth, "
+            "or none with --data."
+        ),
+    ] = None
+    runs: Annotated[
+        int | None, typer.Option(help="Runs of every method; default 5, with --quick 2.")
+    ] = None
+    folds: Annotated[int, typer.Option(help="Folds for a cohort without a split.")] = 5
+    components: Annotated[
+        int | None, typer.Option(help="Reduce features to this many PCA scores.")
+    ] = None
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search", help="Networks choose learning rate, decay and epochs by cross-validation."
+        ),
+    ] = False
+    seed: Annotated[int, typer.Option(help="Of the simulated cohorts.")] = 0
+    jobs: Annotated[
+        int, typer.Option(help="Parts computed at once; more than one blurs the times.")
+    ] = 1
+    device: Device = None
+
+    @property
+    def parts(self) -> Path:
+        """Where finished parts are kept, beside the folder that is written."""
+        return self.out.with_name(self.out.name + "-parts")
+
+
+# --- The words of the command line ----------------------------------------------------------------
 def report_lines(report: Any) -> tuple[list[str], list[str]]:
     """What a reader found and what is alarming, in the words of the command line."""
     return [in_options(x) for x in report.lines()], [in_options(x) for x in report.warnings()]
 
 
 # What messages call by the name of a Python argument; the last four are no options.
-ARGUMENTS = (
-    *("labels", "slide_table", "slide", "label", "patient", "positive", "negative", "exclude"),
-    *("step", "graph", "format", "skip_bad", "cache"),
-)
+ARGUMENTS = ("cache", *(name for name, _, _ in _option_fields(Source)))
 NO_OPTION = ("coords", "features", "split", "instance_label")
 ARGUMENT = re.compile(
     rf"""(?<![\w./'"-])({"|".join((*ARGUMENTS, *NO_OPTION))})="""
@@ -170,11 +290,6 @@ def in_options(message: str) -> str:
     return ARGUMENT.sub(option, message)
 
 
-def patient_column(given: str | None) -> str | bool | None:
-    """The column as `gpmil.read` takes it, where none says that there are no patients."""
-    return False if given is not None and given.casefold() == "none" else given
-
-
 def _step(text: str) -> float | tuple[float, ...]:
     try:
         numbers = tuple(float(piece) for piece in text.split(","))
@@ -192,7 +307,7 @@ def labelled(bags: "Bags") -> "Bags":
     known = bags.labels >= 0
     if not known.any():
         raise ValueError(
-            f"none of the {len(bags)} slides has a label: name a table with a row a slide with "
+            f"none of the {len(bags)} slides has a label: name a table with one row per slide with "
             "--labels, and its columns with --slide and --label."
         )
     if not known.all():
@@ -200,116 +315,14 @@ def labelled(bags: "Bags") -> "Bags":
     return bags if known.all() else bags[known]
 
 
-# --- Settings of a model --------------------------------------------------------------------------
-class WithSettings(TyperCommand):
-    """A command whose unknown options are settings of the model: `--coupling 0.5`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the settings aside, before anything takes their values for arguments."""
-        own = {name for p in self.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
-        rest, ctx.meta[SETTINGS] = separate(args, own)
-        return super().parse_args(ctx, rest)
+def with_data(ctx: Context, source: Source, data: Path | None, config: Path | None) -> Source:
+    """The source with its data, which are not said where --config names a run to repeat."""
+    if config is None:
+        return source.at(data)
+    refuse_others(ctx)
+    return source
 
 
-def separate(args: Sequence[str], own: set[str]) -> tuple[list[str], dict[str, str | None]]:
-    """Arguments of the command, and settings by Python name; None where a value is missing.
-
-    >>> separate(["data", "--mean", "-4", "--out", "run", "--n-inducing=9"], {"--out"})
-    (['data', '--out', 'run'], {'mean': '-4', 'n_inducing': '9'})
-    """
-    rest: list[str] = []
-    found: dict[str, str | None] = {}
-    left = list(args)
-    while left:
-        token = left.pop(0)
-        name, equals, text = token.partition("=")
-        value: str | None = text
-        if token == "--":
-            return [*rest, token, *left], found
-        if not token.startswith("--") or name in own:
-            rest.append(token)
-            continue
-        key = name.removeprefix("--").replace("-", "_")
-        if key in found:
-            raise typer.BadParameter(f"{name} is given twice.")
-        if not equals:
-            value = left.pop(0) if left and not left[0].startswith("--") else None
-        found[key] = value
-    return rest, found
-
-
-def build_model(name: str, given: Mapping[str, str | None]) -> "BagClassifier":
-    """The model with the settings of the command line; random_state is 0 unless said otherwise."""
-    from gpmil.models import CLASSES
-
-    plain = name.replace("-", "").replace("_", "").casefold()
-    found = next((cls for key, cls in CLASSES.items() if key.casefold() == plain), None)
-    if found is None:
-        raise ValueError(f"--model must be one of {', '.join(CLASSES)}; got {name!r}.")
-    defaults = found().get_params(deep=False)
-    unknown = [key for key in given if key not in defaults]
-    if unknown:
-        raise ValueError(
-            f"no such option: --{unknown[0].replace('_', '-')}; settings of {found.__name__} are "
-            f"{', '.join(sorted(defaults))}."
-        )
-    settings = {key: _value(key, text, defaults[key]) for key, text in given.items()}
-    return found(**{"random_state": 0, **settings})
-
-
-def _value(key: str, text: str | None, default: Any) -> Any:
-    if text is None:
-        if isinstance(default, bool):
-            return True
-        raise ValueError(f"option --{key.replace('_', '-')} requires an argument.")
-    if isinstance(default, tuple):
-        return tuple(parse(piece) for piece in text.split(",") if piece.strip())
-    return parse(text)
-
-
-def parse(text: str) -> Any:
-    """A setting from its text: none, true, false, a number, several, or a word.
-
-    >>> parse("auto"), parse("None"), parse("true"), parse("3"), parse("1e-3"), parse("1,2.5")
-    ('auto', None, True, 3, 0.001, [1, 2.5])
-    """
-    text = text.strip()
-    words = {"none": None, "true": True, "false": False}
-    if text.casefold() in words:
-        return words[text.casefold()]
-    if "," in text:
-        return [parse(piece) for piece in text.split(",")]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
-
-
-def model_card(model: "BagClassifier") -> dict[str, Any]:
-    """Class and settings, for config.json."""
-    from gpmil.models.checks import plain
-
-    settings = model.get_params(deep=False)
-    return {"class": type(model).__name__, "settings": {k: plain(v) for k, v in settings.items()}}
-
-
-def model_from_card(card: Mapping[str, Any]) -> "BagClassifier":
-    """The model that `model_card` described, not fitted."""
-    from gpmil.models import CLASSES
-
-    try:
-        settings = {k: tuple(v) if k == "optimize" else v for k, v in card["settings"].items()}
-        return CLASSES[card["class"]](**settings)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"the model of this configuration is not known here ({error}): was it written by "
-            "another version of gpmil?"
-        ) from error
-
-
-# --- A run that is repeated -----------------------------------------------------------------------
 def refuse_others(ctx: Context) -> None:
     """With --config nothing else is said but --out."""
     given = [
@@ -324,97 +337,3 @@ def refuse_others(ctx: Context) -> None:
             f"--config repeats a run as it was: leave out {given[0].replace('_', '-')!r}, or name "
             "all options in place of --config."
         )
-
-
-def repeated(file: Path, command: str) -> dict[str, Any]:
-    """The configuration of the run that is to be repeated."""
-    from gpmil.runs.files import read_config
-
-    card = read_config(file)
-    if card["command"] != command:
-        raise ValueError(
-            f"{file} is the configuration of gpmil {card['command']}: repeat it with gpmil "
-            f"{card['command']} --config."
-        )
-    return card
-
-
-def check_repeated(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """The data must be the same; other versions are worth a line."""
-    # Earlier versions noted less of the data.
-    if any(now["data"].get(name) != value for name, value in before["data"].items()):
-        raise ValueError(
-            "the data are not those of the run to be repeated (another fingerprint): files, labels "
-            "or positions have changed. Run without --config on the data as they are now."
-        )
-    if before["versions"] != now["versions"]:
-        logger.warning("versions differ from those of the run: digits may, too.")
-
-
-# --- Progress -------------------------------------------------------------------------------------
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A function that announces the next step: a bar on a terminal, else one line a step."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield lambda text: print_line(text, sys.stderr)
-        return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        begun: list[str] = []
-
-        def step(text: str) -> None:
-            bar.update(task, description=text, completed=len(begun))
-            begun.append(text)
-
-        yield step
-
-
-def print_line(text: str, file: Any = None) -> None:
-    """A plain line, to standard output unless said otherwise."""
-    (file or sys.stdout).write(text + "\n")
-
-
-def write_report(folder: Path) -> None:
-    """report.html of an assembled run."""
-    from gpmil.runs import page
-
-    page.write(folder)
-
-
-def show_metrics(found: Mapping[str, Any]) -> None:
-    """The main metrics with their intervals, a line each."""
-    from gpmil.runs.judge import NO_PATIENT, estimate_of
-
-    for coupling, part in found.get("couplings", {}).items():
-        print_line(f"coupling {coupling}:")
-        show_metrics(part)
-    for what, names in SHOWN.items():
-        for name in names if what in found else ():
-            estimate = estimate_of(found[what]["metrics"][name])
-            print_line(f"{what} {name.replace('_', ' ')}: {estimate}")
-    if "slides" in found:
-        patients = found["slides"]["patients"]
-        known = f"Slides of one patient stay together; intervals by patient, of {patients}."
-        print_line(NO_PATIENT if patients is None else known)
-
-
-SHOWN = {
-    "slides": ("auc", "average_precision", "accuracy", "log_loss", "calibration_error"),
-    "patches": ("auc", "average_precision", "within_bag_auc", "false_discovery_rate", "power"),
-}

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from gpmil.cli.options import Source, _step
+from gpmil.cli.options import PaperOptions, Source
 from gpmil.models.base import package_versions
 from gpmil.models.checks import one_of
 from gpmil.paper import cohorts, methods, page, study
@@ -24,35 +24,10 @@ from gpmil.show.report import RESEARCH
 PANDA_SIZES = {"full": 1.0, "tenth": 0.1}
 PANDA_RUNS = 2
 QUICK_RUNS = 2
-UNSAID = Source("")  # nothing is said of how the data are read
+UNSAID = Source()  # nothing is said of how the data are read
 
 
-@dataclass(frozen=True)
-class Options:
-    """What was asked for on the command line."""
-
-    out: Path
-    quick: bool = False
-    data: Path | None = None
-    images: Path | None = None
-    panda: str | None = None  # tenth, full or none; None: tenth without --data, none with it
-    runs: int | None = None
-    folds: int = 5
-    components: int | None = None
-    search: bool = False
-    seed: int = 0
-    jobs: int = 1
-    device: str | None = None
-    source: Source = UNSAID  # how the data are read
-    cache: Path | None = None
-
-    @property
-    def parts(self) -> Path:
-        """Where finished parts are kept, beside the folder that is written."""
-        return self.out.with_name(self.out.name + "-parts")
-
-
-def run(options: Options) -> None:
+def run(options: PaperOptions) -> None:
     """Compute what is not yet there, then write tables, figures and the page."""
     _check(options)
     console = Console(stderr=True, highlight=False)
@@ -78,7 +53,7 @@ class _Study:
     parts: Sequence[study.Part]
 
 
-def _check(options: Options) -> None:
+def _check(options: PaperOptions) -> None:
     if options.panda is not None:
         one_of("--panda", options.panda, (*PANDA_SIZES, "none"))
     for name, least in (("runs", 1), ("folds", 2), ("components", 1), ("seed", 0)):
@@ -88,10 +63,10 @@ def _check(options: Options) -> None:
     if options.data is None and (options.source != UNSAID or options.cache is not None):
         raise ValueError("--labels and the like say how --data is read: name it, too.")
     if options.images is not None and not options.images.is_dir():
-        raise ValueError(f"--images {options.images} is no folder: it holds one image a slide.")
+        raise ValueError(f"--images {options.images} is no folder: it holds one image per slide.")
 
 
-def _studies(options: Options) -> tuple[_Study, _Study | None]:
+def _studies(options: PaperOptions) -> tuple[_Study, _Study | None]:
     common: dict[str, Any] = {"n_components": options.components, "device": options.device}
     if options.data is None:
         cohort = cohorts.sicapv2_like(options.seed, options.quick)
@@ -114,22 +89,14 @@ def _studies(options: Options) -> tuple[_Study, _Study | None]:
 
 def _reading(source: Source, cache: Path | None) -> dict[str, Any]:
     """What was said of how the data are read, for `gpmil.read`."""
-    said = _said(source)
-    if "step" in said:
-        said["step"] = _step(said["step"])
-    if said.get("graph", "").lower() == "none":
-        said["graph"] = None
+    unsaid = UNSAID.arguments()
+    said = {k: v for k, v in source.arguments().items() if v != unsaid[k]}
     return said if cache is None else said | {"cache": cache}
-
-
-def _said(source: Source) -> dict[str, Any]:
-    unsaid = asdict(UNSAID)
-    return {k: v for k, v in asdict(source).items() if v != unsaid[k]}
 
 
 # --- Progress -------------------------------------------------------------------------------------
 def _carry_out(
-    plans: Sequence[study.Part], options: Options, console: Console
+    plans: Sequence[study.Part], options: PaperOptions, console: Console
 ) -> list[tuple[study.Part, MethodRun]]:
     found = []
     with _progress(plans, console) as report:
@@ -188,7 +155,7 @@ def _minutes(seconds: float) -> str:
 
 
 # --- The terminal ---------------------------------------------------------------------------------
-def _print(results: Results, panda: Results | None, options: Options) -> None:
+def _print(results: Results, panda: Results | None, options: PaperOptions) -> None:
     console = Console(highlight=False)
     console.print(f"What the paper finds, on the {results.name}:", style="bold")
     for finding in check(results, panda):
@@ -202,5 +169,5 @@ def _print(results: Results, panda: Results | None, options: Options) -> None:
 
 def _text(value: Any) -> Any:
     if isinstance(value, Source):
-        return _said(value)
+        return {k: v for k, v in value.card().items() if v != UNSAID.card()[k]}
     return str(value) if isinstance(value, Path) else value

@@ -1,6 +1,7 @@
 """`gpmil predict`: slides and patches of new data by a model that was fitted before."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -8,25 +9,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gpmil.cli.config import repeated, run_config
 from gpmil.cli.evaluate import classes_of
-from gpmil.cli.options import (
-    Source,
-    check_repeated,
-    print_line,
-    progress,
-    repeated,
-    show_metrics,
-    write_report,
-)
+from gpmil.cli.options import Source
+from gpmil.cli.terminal import print_line, progress, show_metrics
 from gpmil.data.bags import Bags
 from gpmil.data.checks import listed
 from gpmil.files import persistence
 from gpmil.files.whole import json_bytes
 from gpmil.models import BagClassifier, load
-from gpmil.models.base import package_versions, warning
-from gpmil.runs.data_card import cache_of, data_card, placement
+from gpmil.runs.data_card import placement
 from gpmil.runs.files import CARD, METRICS, PREDICTIONS, read_config, read_predictions, read_table
 from gpmil.runs.judge import judge_run
+from gpmil.runs.page import write as write_report
 from gpmil.runs.predict import Asked, batches, predict_in_batches, with_coupling
 from gpmil.runs.workspace import csv_bytes, workspace
 from gpmil.show.report import RESEARCH
@@ -35,13 +30,27 @@ logger = logging.getLogger("gpmil")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ModelUse:
     """The model, and how it is used."""
 
     model: str
     coupling: str | None = None  # in place of the fitted one; several with commas between
     device: str | None = None
     allow_mismatch: bool = False  # of magnification, patch size, overlap, encoder, classes
+
+    def load(self, place: Path) -> BagClassifier:
+        """The model, as it is to be used."""
+        self.couplings()  # what is wrong with them is said before a large model is read
+        model = load(place)
+        if self.device is not None:
+            model.set_params(device=self.device)
+        model.allow_mismatch = self.allow_mismatch
+        return model
+
+    def coupled(self, model: BagClassifier) -> dict[str, BagClassifier]:
+        """The model with each of the strengths asked for, by name."""
+        found = {f"{c:.12g}": with_coupling(model, c) for c in self.couplings()}
+        return found or {"": model}
 
     def couplings(self) -> list[float]:
         """The strengths asked for, each once; none: that of the fit."""
@@ -75,16 +84,13 @@ def model_folder(path: Path) -> Path:
 
 def repeat(file: Path, out: Path, cache: Path | None) -> None:
     """Predict again as a config.json says."""
-    card = repeated(file, "predict")
-    options = dict(card["options"])
-    source, asked = Source(**options.pop("source")), Asked(**options.pop("asked"))
-    cache = cache or cache_of(card)
-    run(source, Wanted(**options), asked, out, cache, before=card)
+    card, source, asked, options, cache = repeated(file, "predict", cache)
+    run(source, ModelUse(**options), asked, out, cache, before=card)
 
 
 def run(
     source: Source,
-    wanted: Wanted,
+    use: ModelUse,
     asked: Asked,
     out: Path,
     cache: Path | None = None,
@@ -92,36 +98,20 @@ def run(
 ) -> None:
     """Predict batch by batch; finished ones are not computed again."""
     asked.check()
-    couplings = wanted.couplings()
-    place = model_folder(Path(wanted.model))
-    model = load(place)
-    if wanted.device is not None:
-        model.set_params(device=wanted.device)
-    model.allow_mismatch = wanted.allow_mismatch
-    models = _coupled(model, couplings) if couplings else {"": model}
+    place = model_folder(Path(use.model))
+    model = use.load(place)
+    models = use.coupled(model)
     bags, lines = source.cohort(cache)
-    wrong = _check_agreement(model, bags)
-    config: dict[str, Any] = {
-        "command": "predict",
-        "options": {"source": asdict(source), **asdict(wanted), "asked": asdict(asked)},
-        "model": {"class": type(model).__name__, **_card(place), **_classes(place)},
-        "versions": package_versions(),
-        "data": data_card(bags),
-        "cache": None if cache is None else str(cache),
-        "read": lines,
-    }
+    wrong = model.check_agreement(bags, "--allow-mismatch")
+    model.check_features(bags)
+    options = {"source": source.card(), **asdict(use), "asked": asdict(asked)}
+    card = {"class": type(model).__name__, **_card(place), **_classes(place)}
+    config = run_config("predict", options, card, bags, lines, cache, before)
     if before is not None:
-        check_repeated(before, config)
-        # Earlier versions noted less of the model.
-        if any(config["model"].get(name) != value for name, value in before["model"].items()):
-            raise ValueError(f"{place} is not the model of the run to be repeated: it has changed.")
-    seen = _seen(place, bags)
-    if seen:
-        logger.warning("%s", seen)
-    note = " ".join(line for line in (wrong, seen) if line)
-    if note:
-        config["note"] = note
-    config |= placement(bags)
+        _require_same_model(before["model"], card, place)
+    note = " ".join(filter(None, [wrong, _seen(place, bags)]))
+    noted = {"note": note} if note else {}
+    config |= noted | placement(bags)
     if model.cohort_.get("classes"):  # of the probabilities, however these labels are called
         config["classes"] = model.cohort_["classes"]
     n_steps = len(models) * len(list(batches(bags.sizes, asked.batch))) + 1
@@ -136,26 +126,19 @@ def run(
         table = read_predictions(space.folder)
         found = judge_run(space.folder, table)
         if found:
-            noted = {"note": note} if note else {}
             space.write(METRICS, json_bytes(noted | found))
         write_report(space.folder)
     _say(table, found, out)
 
 
-def _check_agreement(model: BagClassifier, bags: Bags) -> str:
-    """A ValueError where features were made otherwise than those of the fit.
-
-    Where that is allowed it is logged and returned; what could not be compared is logged, too.
-    """
-    wrong = model._mismatch(bags)
-    if wrong and not model.allow_mismatch:
-        raise ValueError(f"{wrong} To go on all the same: --allow-mismatch.")
-    model._check_predictable(bags)
-    return warning(wrong) if wrong else ""
+def _require_same_model(before: Mapping[str, Any], now: Mapping[str, Any], place: Path) -> None:
+    # Earlier versions noted less of the model.
+    if any(now.get(name) != value for name, value in before.items()):
+        raise ValueError(f"{place} is not the model of the run to be repeated: it has changed.")
 
 
 def _seen(place: Path, bags: Bags) -> str:
-    """What to say where slides have names of those that the model was fitted on."""
+    """What is said where slides have names of those that the model was fitted on; else ""."""
     file = place.parent / "splits.csv"
     if not file.exists():
         return ""
@@ -163,14 +146,12 @@ def _seen(place: Path, bags: Bags) -> str:
     known = [name for name in bags.names if str(name) in trained]
     if not known:
         return ""
-    return (
+    said = (
         f"{len(known)} of {len(bags)} slides have the names of slides that the model was fitted on "
         f"({listed(known)}): metrics over them flatter it."
     )
-
-
-def _coupled(model: BagClassifier, couplings: list[float]) -> dict[str, BagClassifier]:
-    return {f"{c:.12g}": with_coupling(model, c) for c in couplings}
+    logger.warning("%s", said)
+    return said
 
 
 def _card(place: Path) -> dict[str, Any]:

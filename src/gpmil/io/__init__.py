@@ -1,6 +1,6 @@
-"""Feature files that users already have, as `Bags`: one module a format.
+"""Feature files that users already have, as `Bags`: one module per format.
 
-`read` and `read_with_report` give one cohort, `read_splits` one a split. What had to be guessed
+`read` and `read_with_report` give one cohort, `read_splits` one per split. What had to be guessed
 is logged once and stands in the report; what is wrong is a ValueError that says where.
 A new format of slide files is a new module, and a line in ``gpmil.io.formats``.
 """
@@ -10,10 +10,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from gpmil.data.bags import Bags
 from gpmil.io import cohort, formats, npz, plain, sicapv2, tables
+from gpmil.io.labels import LABEL_OPTIONS, TableLike
 from gpmil.io.report import ReadReport
 
 __all__ = [
@@ -33,7 +32,7 @@ UNDERSTOOD = f"{formats.UNDERSTOOD}\n{plain.UNDERSTOOD}"
 
 def read(
     path: str | os.PathLike,
-    labels: str | os.PathLike | pd.DataFrame | None = None,
+    labels: TableLike | None = None,
     *,
     slide: str | None = None,
     label: str | None = None,
@@ -46,59 +45,31 @@ def read(
     cache: str | os.PathLike | None = None,
     negative: Any = None,
     exclude: Any = None,
-    slide_table: str | os.PathLike | pd.DataFrame | None = None,
+    slide_table: TableLike | None = None,
 ) -> Bags:
     """A cohort from the feature files of a slide tool, a table or an .npz.
 
-    Parameters
-    ----------
-    path
-        A folder of .h5, .pt or .npy files, one a slide; a job folder of TRIDENT; a table with
-        one row a patch; an .npz.
-    labels : path of a csv, tsv or xlsx, or a DataFrame
-        One row a slide. Slides without a row get -1. Without `labels` those of the files are
-        taken, where the format has any.
-    slide_table : path, or a DataFrame
-        Patient and file name of every slide, where `labels` has one row per patient instead: the
-        slide and clini tables of STAMP.
-    slide, label, patient : column names of that table
-        None: guessed among usual names, and that is said.
-        Patients of TCGA slides are guessed from their barcodes, where no column has them;
-        `patient=False` takes every slide as a patient of its own.
-    positive, negative, exclude
-        The labels that count as 1, as 0 and as unlabelled, where they are not 0 and 1 already: a
-        class, several ("a,b" or a list), or a comparison such as ">=2". Of two classes one is
-        enough, of more each must be said. Capitals and blanks do not matter.
-    step : number or pair
-        Distance of neighbouring patches, in units of the positions. None: as the files tell for
-        every slide or, where they do not, as the positions show, which is said.
-    graph
-        As in `Bags`.
-    format : "trident", "clam", "stamp", "huggingface", "slideflow", "torchmil", "npy",
-            "table", "npz" or "sicapv2"
-        None: what is there decides.
-    skip_bad : bool
-        Leave out files that are corrupt or hold NaN, and say so, rather than raise an error.
-    cache : folder
-        Where the features are kept as one file, to be mapped into memory. None: a folder
-        ``.gpmil-cache`` with the feature files, or in the folder for temporary files.
+    `path` is a folder of .h5, .pt or .npy files, one per slide; a job folder of TRIDENT; a table
+    with one row per patch; an .npz. What is there decides, or `format` does: "trident", "clam",
+    "stamp", "huggingface", "slideflow", "torchmil", "npy", "table", "npz" or "sicapv2".
+
+    `labels` (csv, tsv, xlsx or a DataFrame) has one row per slide; slides without a row get -1.
+    Without it those of the files are taken, where the format has any. With `slide_table`, which
+    has patient and file name of every slide, it has one row per patient (the tables of STAMP).
+    `slide`, `label` and `patient` are its columns: guessed among usual names, and that is said.
+    Patients of TCGA slides are guessed from barcodes; with `patient=False` there are none.
+    `positive`, `negative` and `exclude` are the labels that count as 1, as 0 and as unlabelled,
+    where they are not 0 and 1: a class, several ("a,b" or a list), or a comparison (">=2"). Of
+    two classes one is enough, of more each must be said. Capitals and blanks do not matter.
+
+    `step` is the distance of neighbouring patches, a number or a pair in units of the positions:
+    as the files tell, else as the positions show, which is said. `graph` is that of `Bags`.
+    `skip_bad` leaves out files that are corrupt or hold NaN, and says so. `cache` is the folder
+    where the features are kept as one file: ``.gpmil-cache`` beside them, or a temporary one.
     """
-    bags, report = read_with_report(
-        path,
-        labels,
-        slide=slide,
-        label=label,
-        positive=positive,
-        patient=patient,
-        step=step,
-        graph=graph,
-        format=format,
-        skip_bad=skip_bad,
-        cache=cache,
-        negative=negative,
-        exclude=exclude,
-        slide_table=slide_table,
-    )
+    said = slide, label, patient, positive, negative, exclude, slide_table
+    how = step, graph, format, skip_bad, cache
+    bags, report = _read(path, labels, dict(zip(LABEL_OPTIONS, said, strict=True)), *how)
     for line in (*report.notes, *report.warnings()):
         logger.warning("%s: %s", Path(path).name, line)
     return bags
@@ -106,35 +77,36 @@ def read(
 
 def read_with_report(
     path: str | os.PathLike,
-    labels: str | os.PathLike | pd.DataFrame | None = None,
+    labels: TableLike | None = None,
     *,
-    slide: str | None = None,
-    label: str | None = None,
-    positive: Any = None,
-    patient: str | bool | None = None,
     step: Any = None,
     graph: str | None = "grid4",
     format: str | None = None,
     skip_bad: bool = False,
     cache: str | os.PathLike | None = None,
-    negative: Any = None,
-    exclude: Any = None,
-    slide_table: str | os.PathLike | pd.DataFrame | None = None,
+    **said: Any,
 ) -> tuple[Bags, ReadReport]:
-    """As `read`, with what was found, guessed and left out."""
+    """As `read`, with what was found, guessed and left out; `said` is the rest of its options."""
+    unknown = [name for name in said if name not in LABEL_OPTIONS]
+    if unknown:
+        raise TypeError(f"read_with_report takes no option {unknown[0]!r}; see gpmil.read.")
+    said = dict.fromkeys(LABEL_OPTIONS) | said
+    return _read(path, labels, said, step, graph, format, skip_bad, cache)
+
+
+def _read(
+    path: str | os.PathLike,
+    labels: TableLike | None,
+    said: dict[str, Any],
+    step: Any,
+    graph: str | None,
+    format: str | None,
+    skip_bad: bool,
+    cache: str | os.PathLike | None,
+) -> tuple[Bags, ReadReport]:
     path = Path(path)
     _require_path(path)
-    said = {
-        "slide": slide,
-        "label": label,
-        "patient": patient,
-        "positive": positive,
-        "negative": negative,
-        "exclude": exclude,
-        "slide_table": slide_table,
-    }
-    wanted = format not in plain.FORMATS
-    listing = formats.find(path, format) if wanted else None
+    listing = None if format in plain.FORMATS else formats.find(path, format)
     if listing is not None:
         return cohort.read(listing, labels, said, step, graph, skip_bad, cache)
     if plain.reader(path) is None:

@@ -30,7 +30,7 @@ from gpmil.data.checks import count
 from gpmil.files.foreign import reading
 from gpmil.io.arrays import npz
 from gpmil.io.formats import Listing, Opener, opener
-from gpmil.io.slides import BadSlide, Slide, SlideLevel, Told
+from gpmil.io.slides import BadSlide, Slide, SlideFacts, SlideLevel
 
 logger = logging.getLogger("gpmil")
 
@@ -49,7 +49,7 @@ class Kept:
 
     name: str
     n: int
-    told: Told
+    told: SlideFacts
 
 
 @dataclass(frozen=True)
@@ -198,9 +198,9 @@ def _opened(folder: Path, index: dict[str, Any]) -> Stored:
     )
 
 
-def _told(fields: dict[str, Any]) -> Told:
+def _told(fields: dict[str, Any]) -> SlideFacts:
     sides = {name: fields[name] and tuple(fields[name]) for name in ("step", "size")}
-    return Told(**{**fields, **sides})
+    return SlideFacts(**{**fields, **sides})
 
 
 # ------------------------------------------------------------------ building
@@ -392,7 +392,7 @@ class _Copy:
             self.coords.append(slide.coords)
         self.instance_labels.append(slide.instance_labels)
 
-    def _require_same(self, name: str, d: int, told: Told) -> None:
+    def _require_same(self, name: str, d: int, told: SlideFacts) -> None:
         """One encoder, magnification, patch size and number of features in a cohort."""
         facts = extraction.known(asdict(told))
         for fact, title in extraction.ONE_PER_COHORT.items():

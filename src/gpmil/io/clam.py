@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpmil.io import h5
-from gpmil.io.slides import PIXELS, Slide, Told
-from gpmil.io.steps import told_extraction, told_size, told_step
+from gpmil.io.slides import Slide
 from gpmil.io.torch_files import tensor_slide
 
 
@@ -23,14 +22,4 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
         yield tensor_slide(path)
         return
     with h5.opened(path) as file:
-        attrs = dict(file["coords"].attrs) if "coords" in file else {}
-        patches = h5.attributes(beside)
-        step, where = told_step(attrs, patches)
-        told = Told(
-            PIXELS,
-            step=step,
-            step_from=where,
-            size=told_size(attrs, patches),
-            **told_extraction(attrs, patches),
-        )
-        yield h5.slide(file, h5.dataset(file, "features"), told)
+        yield h5.slide(file, h5.dataset(file, "features"), h5.level0_facts(file, beside))

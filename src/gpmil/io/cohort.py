@@ -14,8 +14,8 @@ from gpmil.data.checks import UNKNOWN, count, listed, offsets_of
 from gpmil.io import patients, steps
 from gpmil.io.cache import Kept, Stored, discarded_on_failure, stored
 from gpmil.io.formats import Listing
-from gpmil.io.labels import Joined, join
-from gpmil.io.report import NO_POSITIONS, ReadReport, graph_facts
+from gpmil.io.labels import JoinedLabels, join
+from gpmil.io.report import NO_POSITIONS, ReadReport, cohort_facts
 
 NEED_STEP = ("grid4", "grid8", "radius")
 
@@ -51,66 +51,62 @@ def read(
 def _assembled(
     listing: Listing,
     found: Stored,
-    joined: Joined,
+    joined: JoinedLabels,
     guessed: patients.Guess,
     step: Any,
     graph: str | None,
 ) -> tuple[Bags, ReadReport]:
     """The slides as one cohort; that they do not fit together is a fault of the files."""
-    names = [s.name for s in found.slides]
     coords = _coords(found, graph, listing)
-    offsets = offsets_of(np.array([s.n for s in found.slides]))
     told = [s.told for s in found.slides]
-    units = _said({t.units for t in told}, listing) if coords is not None else NO_POSITIONS
-    value, words, guesses = (
-        (None, "none", [])
-        if coords is None
-        else steps.resolve(step, told, coords, offsets, graph in NEED_STEP)
-    )
+    units = NO_POSITIONS if coords is None else _units({t.units for t in told}, listing)
+    offsets = offsets_of(np.array([s.n for s in found.slides]))
+    value, words, guesses = steps.resolve(step, told, coords, offsets, graph in NEED_STEP)
     facts, undecided = _extraction(found.slides)
-    anchor = told[0].anchor
     bags = Bags(
         found.features,
         offsets,
-        names=names,
+        names=[s.name for s in found.slides],
         coords=coords,
         instance_labels=found.instance_labels,
         step=value,
         graph=graph,
-        metadata={
-            **facts,
-            "format": found.format,
-            "units": units,
-            "anchor": anchor,
-            # By name: a part of the cohort has the same metadata.
-            "sizes": {s.name: s.told.size for s in found.slides if s.told.size is not None},
-        },
+        metadata=_metadata(found, facts, units),
     )._with_labels(joined.labels, guessed.patients if joined.groups is None else joined.groups)
-    notes = [*joined.notes, *filter(None, [guessed.note]), *guesses, *undecided]
-    notes += _notes(found, listing, units)
+    notes = (*joined.notes, *filter(None, [guessed.note]), *guesses, *undecided)
     return bags, ReadReport(
         format=found.format,
         n_files=len(listing.files),
-        n_slides=len(bags),
-        n_patches=bags.n_instances,
-        n_features=bags.n_features,
-        dtype=str(bags.features.dtype),
         encoder=facts.get("encoder"),
+        patches=extraction.words(facts, extraction.NAMES[1:]),
         step=words,
-        units=units if anchor == "top left" or coords is None else f"{units}, tile {anchor}s",
+        units=units if coords is None else _with_anchor(units, told[0].anchor),
+        skipped=(*((name, "no patch") for name in found.empty), *found.bad),
+        notes=(*notes, *_notes(found, listing, units)),
+        patients_doubted=guessed.warning,
+        cache=str(found.folder),
+        classes=joined.labels.classes,
         matched=joined.matched,
         labels_without_slide=joined.labels_without_slide,
         slides_without_label=joined.slides_without_label,
         duplicates=joined.duplicates,
-        skipped=(*((name, "no patch") for name in found.empty), *found.bad),
-        notes=tuple(notes),
-        n_patients=None if bags.groups is None else len(set(bags.groups.tolist())),
-        patients_doubted=guessed.warning,
-        cache=str(found.folder),
-        patches=extraction.words(facts, extraction.NAMES[1:]),
-        classes=joined.labels.classes,
-        **graph_facts(bags),
+        **cohort_facts(bags),
     )
+
+
+def _metadata(found: Stored, facts: extraction.Facts, units: str) -> dict[str, Any]:
+    return {
+        **facts,
+        "format": found.format,
+        "units": units,
+        "anchor": found.slides[0].told.anchor,
+        # By name: a part of the cohort has the same metadata.
+        "sizes": {s.name: s.told.size for s in found.slides if s.told.size is not None},
+    }
+
+
+def _with_anchor(units: str, anchor: str) -> str:
+    return units if anchor == "top left" else f"{units}, tile {anchor}s"
 
 
 def refuse(options: dict[str, Any]) -> None:
@@ -123,11 +119,11 @@ def refuse(options: dict[str, Any]) -> None:
             )
 
 
-def _own_labels(slides: Sequence[Kept]) -> Joined:
+def _own_labels(slides: Sequence[Kept]) -> JoinedLabels:
     """The labels that the files hold themselves, where they do."""
     found = classes.encode(s.told.label for s in slides)
     without = tuple(s.name for s, value in zip(slides, found.values) if value == UNKNOWN)
-    return Joined(found, matched=len(slides) - len(without), slides_without_label=without)
+    return JoinedLabels(found, matched=len(slides) - len(without), slides_without_label=without)
 
 
 def _extraction(slides: Sequence[Kept]) -> tuple[extraction.Facts, list[str]]:
@@ -163,7 +159,7 @@ def _coords(found: Stored, graph: str | None, listing: Listing) -> np.ndarray | 
     return found.coords
 
 
-def _said(units: set[str], listing: Listing) -> str:
+def _units(units: set[str], listing: Listing) -> str:
     if len(units) > 1:
         raise ValueError(
             f"{listing.folder}: positions in different units, {listed(sorted(units))}. Keep files "

@@ -35,10 +35,10 @@ NOT_FEATURES = ("patches", "masks", "stitches", "contours", "thumbnails", "visua
 UNDERSTOOD = """\
   a job folder of TRIDENT, or its folder features_<encoder>
   a folder of CLAM with h5_files or pt_files, or one of these
-  a folder of STAMP with one .h5 a slide, or any folder with features and coords in .h5
+  a folder of STAMP with one .h5 per slide, or any folder with features and coords in .h5
   a folder of slideflow: .pt with .index.npz
   a folder of torchmil: features, coords, labels, inst_labels
-  a folder of .npy, one a slide"""
+  a folder of .npy, one per slide"""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Also the dumps published with UNI2-h and others: `features` (1, N, D) and `coord
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,16 @@ from jaxtyping import Float
 from gpmil.data.checks import listed
 from gpmil.files.foreign import reading
 from gpmil.io import h5_look
-from gpmil.io.slides import PIXELS, SLIDE_LEVEL, BadSlide, Slide, SlideLevel, Told, patch_shape
-from gpmil.io.slides import positions as checked
+from gpmil.io.slides import (
+    PIXELS,
+    SLIDE_LEVEL,
+    BadSlide,
+    Slide,
+    SlideFacts,
+    SlideLevel,
+    array_slide,
+    positions,
+)
 from gpmil.io.steps import told_extraction, told_size, told_step
 
 WHAT = "HDF5"
@@ -56,9 +65,9 @@ def text(attrs: Mapping[str, Any], name: str) -> str | None:
     return None if value is None or str(value) in ("", "None") else str(value)
 
 
-def positions(file: h5py.File, n: int) -> Float[np.ndarray, "n k"] | None:
+def _positions(file: h5py.File, n: int) -> Float[np.ndarray, "n k"] | None:
     """`coords`, if the file has them."""
-    return checked(dataset(file, "coords")[()], n) if "coords" in file and n else None
+    return positions(dataset(file, "coords")[()], n) if "coords" in file and n else None
 
 
 def attributes(path: Path | None) -> dict[str, Any] | None:
@@ -72,19 +81,27 @@ def attributes(path: Path | None) -> dict[str, Any] | None:
         return None
 
 
-def slide(file: h5py.File, features: h5py.Dataset, told: Told, **parts: Any) -> Slide:
+def encoder(file: h5py.File, features: h5py.Dataset) -> str | None:
+    """The encoder that made the features, if the file says it."""
+    return text(features.attrs, "encoder") or text(file.attrs, "encoder")
+
+
+def level0_facts(file: h5py.File, beside: Path | None, encoder: str | None = None) -> SlideFacts:
+    """What a file with positions in level-0 pixels says, or the file of its patches `beside` it."""
+    attrs = dict(file["coords"].attrs) if "coords" in file else {}
+    patches = attributes(beside)
+    step, where = told_step(attrs, patches)
+    size, cut = told_size(attrs, patches), told_extraction(attrs, patches)
+    return SlideFacts(PIXELS, step=step, step_from=where, size=size, encoder=encoder, **cut)
+
+
+def slide(file: h5py.File, features: h5py.Dataset, told: SlideFacts) -> Slide:
     """A slide from an open file."""
-    shape = patch_shape(features.shape, features.name.strip("/"))
-    if shape[0] == 1 and "coords" not in file and features.name == "/features":
+    found = array_slide(features, features.name.strip("/"))
+    n = found.shape[0]
+    if n == 1 and "coords" not in file and features.name == "/features":
         raise SlideLevel(f"features of shape {features.shape} without coords {SLIDE_LEVEL}")
-    folded = len(features.shape) == 3
-    return Slide(
-        shape=shape,
-        dtype=features.dtype,
-        rows=lambda a, b: features[0, a:b] if folded else features[a:b],
-        told=told,
-        **({"coords": positions(file, shape[0])} | parts),
-    )
+    return replace(found, coords=_positions(file, n), told=told)
 
 
 @contextmanager
@@ -92,11 +109,4 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
     """Features with positions and nothing else said, such as the dumps on Hugging Face."""
     with opened(path) as file:
         features = dataset(file, *FEATURES)
-        attrs = dict(file["coords"].attrs) if "coords" in file else {}
-        patches = attributes(beside)
-        step, where = told_step(attrs, patches)
-        encoder = text(features.attrs, "encoder") or text(file.attrs, "encoder")
-        size = told_size(attrs, patches)
-        cut = told_extraction(attrs, patches)
-        told = Told(PIXELS, step=step, step_from=where, size=size, encoder=encoder, **cut)
-        yield slide(file, features, told)
+        yield slide(file, features, level0_facts(file, beside, encoder(file, features)))

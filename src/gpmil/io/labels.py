@@ -17,14 +17,17 @@ import pandas as pd
 from gpmil.data import classes
 from gpmil.data.checks import all_columns, count, listed
 from gpmil.data.classes import Labels
-from gpmil.io.tables import GUESSES, like, read_frame, require
+from gpmil.io.table_files import read_frame
+from gpmil.io.tables import GUESSES, find_column, like
 
 SLIDE_NAMES = (
     *GUESSES["slide"],
     *("slidefilename", "slidefile", "slidepath", "wsiname", "wsifilename"),
     *("filename", "file", "imageid", "imagename", "imagefilename", "filepath"),
 )
-Table: TypeAlias = str | os.PathLike | pd.DataFrame
+TableLike: TypeAlias = str | os.PathLike | pd.DataFrame
+# What may be said of a table of labels: parameters of `join`.
+LABEL_OPTIONS = ("slide", "label", "patient", "positive", "negative", "exclude", "slide_table")
 SLIDES = (".svs", ".ndpi", ".tif", ".tiff", ".ome", ".mrxs", ".scn", ".vms", ".vmu", ".bif")
 ENDINGS = (
     *SLIDES,
@@ -41,7 +44,7 @@ ENDINGS = (
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedLabels:
     """Labels and patients in the order of the slides, and what did not fit together."""
 
     labels: Labels
@@ -67,22 +70,21 @@ def key(name: Any) -> str:
 
 def join(
     names: Sequence[str],
-    labels: Table,
+    labels: TableLike,
     slide: str | None = None,
     label: str | None = None,
     patient: str | bool | None = None,
-    positive: Any = None,
-    negative: Any = None,
-    exclude: Any = None,
-    slide_table: Table | None = None,
-) -> Joined:
+    slide_table: TableLike | None = None,
+    **words: Any,
+) -> JoinedLabels:
     """The label and the patient of every slide in `names`; -1 for those the table has not.
 
     With `slide_table`, which has the patient of every slide, `labels` has one row per patient.
+    `words` say which classes are positive, negative and excluded.
     """
     where, df, of_pair = read_table(labels, slide_table, slide, patient)
     columns = _columns(df, where, slide, label, patient, of_pair)
-    rows, duplicates = _one_row_a_slide(df, columns, where)
+    rows, duplicates = _one_row_per_slide(df, columns, where)
     keys = [key(name) for name in names]
     there = set(keys)
     values = rows["label"].reindex(keys)
@@ -93,10 +95,10 @@ def join(
             f"{columns['slide']!r} has {listed(rows.index)}. Name another column with slide=."
         )
     try:
-        found = classes.encode(values, positive, negative, exclude)
+        found = classes.encode(values, **words)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    return Joined(
+    return JoinedLabels(
         labels=found,
         groups=_groups(rows, keys, names),
         matched=len(names) - len(unlabelled),
@@ -111,8 +113,8 @@ def join(
 
 
 def read_table(
-    labels: Table,
-    slide_table: Table | None = None,
+    labels: TableLike,
+    slide_table: TableLike | None = None,
     slide: str | None = None,
     patient: str | bool | None = None,
 ) -> tuple[str, pd.DataFrame, bool]:
@@ -125,7 +127,7 @@ def read_table(
     theirs = column_of("patient", patient if patient in slides else None, slides, beside)
     who = column_of("patient", patient, df, where)
     kept = [column for column in df if column == who or column not in (own, theirs)]
-    patients = _one_row_a_patient(df[kept], who, where)
+    patients = _one_row_per_patient(df[kept], who, where)
     joined = slides[[own, theirs]].rename(columns={theirs: who})
     joined = joined.assign(**{who: joined[who].map(classes.text)})
     if not joined[who].isin(patients[who]).any():
@@ -137,7 +139,7 @@ def read_table(
     return where, joined.merge(patients, on=who, how="left"), True
 
 
-def _frame(table: Table, what: str) -> tuple[str, pd.DataFrame]:
+def _frame(table: TableLike, what: str) -> tuple[str, pd.DataFrame]:
     if isinstance(table, pd.DataFrame):
         return what, table.set_axis([str(c) for c in table.columns], axis=1)
     if isinstance(table, (str, os.PathLike)):
@@ -148,7 +150,7 @@ def _frame(table: Table, what: str) -> tuple[str, pd.DataFrame]:
     )
 
 
-def _one_row_a_patient(df: pd.DataFrame, who: str, where: str) -> pd.DataFrame:
+def _one_row_per_patient(df: pd.DataFrame, who: str, where: str) -> pd.DataFrame:
     known = df.assign(**{who: df[who].map(classes.text)}).drop_duplicates()
     known = known[known[who].notna()]
     twice = known[who][known[who].duplicated()]
@@ -189,21 +191,17 @@ def column_of(
     what: str, given: str | bool | None, df: pd.DataFrame, where: str, hint: str = ""
 ) -> str:
     """The column that is meant: the one given, else one with a usual name."""
-    header = list(df)
-    if isinstance(given, str):
-        return require([given], header, where, what)[0]
-    if given is not None and given is not False:
-        raise ValueError(f"{what} must be the name of a column, None or False, got {given!r}.")
-    found = like(SLIDE_NAMES if what == "slide" else GUESSES[what], header)
+    usual = SLIDE_NAMES if what == "slide" else GUESSES[what]
+    found = find_column(what, None if given is False else given, list(df), where, usual)
     if found is None:
         raise ValueError(
-            f"{where}: expected a column with the {what}, such as {GUESSES[what][0]!r}; found "
-            f"{all_columns(header)}. Say which one with {what}=.{hint}"
+            f"{where}: expected a column with the {what}, such as {usual[0]!r}; found "
+            f"{all_columns(df)}. Say which one with {what}=.{hint}"
         )
     return found
 
 
-def _one_row_a_slide(
+def _one_row_per_slide(
     df: pd.DataFrame, columns: dict[str, str | None], where: str
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Label and patient by slide, and the slides with several rows; rows must agree."""
@@ -222,7 +220,7 @@ def _one_row_a_slide(
             raise ValueError(
                 f"{where}: {count(len(torn), 'slide')} with different values in column "
                 f"{columns[what]!r}: {listed(torn)}, the first with "
-                f"{listed(rows[what][torn[0]].dropna())}. Keep one row a slide."
+                f"{listed(rows[what][torn[0]].dropna())}. Keep one row per slide."
             )
     duplicates = tuple(rows.index[rows.index.duplicated()].unique())
     return rows.groupby(level=0, sort=False).first(), duplicates

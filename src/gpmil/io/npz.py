@@ -12,6 +12,7 @@ their own are to be shifted apart first.
 import logging
 import os
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from gpmil.data import classes
 from gpmil.data.bags import Bags
 from gpmil.data.checks import count, listed
 from gpmil.io.arrays import npz
+from gpmil.io.tables import WholeCohort, by_split
 
 logger = logging.getLogger("gpmil")
 
@@ -38,30 +40,18 @@ def read(
     negative: Any = None,
     exclude: Any = None,
 ) -> dict[str, Bags]:
-    """Cohorts from an .npz: one a value of `split`, else {"all"}.
+    """Cohorts from an .npz: one per value of `split`, else {"all"}.
 
     A `step` that is not given is inferred from the positions, and that is said. Bags without an
     instance are left out, and that is said too. Other labels than 0 and 1 need `positive`, as in
     `Bags`.
     """
-    bags, split, notes = whole(path, step, graph, positive, negative, exclude)
-    for note in notes:
-        logger.warning("%s: %s", Path(path).name, note)
-    if split is None:
-        return {"all": bags}
-    return {value: bags[split == value] for value in dict.fromkeys(split.tolist())}
+    said = {"positive": positive, "negative": negative, "exclude": exclude}
+    return by_split(Path(path), whole(Path(path), said, step, graph))
 
 
-def whole(
-    path: str | os.PathLike,
-    step: Any = None,
-    graph: str | None = "grid4",
-    positive: Any = None,
-    negative: Any = None,
-    exclude: Any = None,
-) -> tuple[Bags, np.ndarray | None, tuple[str, ...]]:
-    """All bags as one cohort, the split of each if the file says it, and notes on labels."""
-    path = Path(path)
+def whole(path: Path, said: Mapping[str, Any], step: Any, graph: str | None) -> WholeCohort:
+    """All bags as one cohort; `said` are options of `classes.encode`."""
     arrays = _load(path)
     _check_lengths(arrays, path)
     bag = _bag_numbers(arrays, path)
@@ -77,7 +67,7 @@ def whole(
     axes = [arrays[axis][order] for axis in ("x", "y", "z") if axis in arrays]
     group = arrays.get("group", arrays.get("patient"))
     try:
-        found = classes.encode(arrays["y_bag"][kept], positive, negative, exclude)
+        found = classes.encode(arrays["y_bag"][kept], **said)
         bags = Bags.from_arrays(
             _by_bag(arrays["X"][order], sizes[kept]),
             coords=_by_bag(np.stack(axes, axis=1), sizes[kept]) if axes else None,
@@ -92,9 +82,8 @@ def whole(
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     bags = bags._with_labels(found)
-    if "split" not in arrays:
-        return bags, None, found.notes
-    return bags, np.array([str(value) for value in arrays["split"][kept]]), found.notes
+    split = arrays["split"][kept] if "split" in arrays else None
+    return WholeCohort(bags, split, found.notes)
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

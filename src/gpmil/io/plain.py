@@ -9,16 +9,17 @@ from typing import Any
 from gpmil.data import classes
 from gpmil.data.bags import Bags
 from gpmil.io import npz, patients, sicapv2, tables
-from gpmil.io.labels import Joined, join
-from gpmil.io.report import NO_POSITIONS, ReadReport, graph_facts
+from gpmil.io.labels import LABEL_OPTIONS, JoinedLabels, join
+from gpmil.io.report import NO_POSITIONS, ReadReport, cohort_facts
 from gpmil.io.steps import describe
+from gpmil.io.table_files import is_table
 
 FORMATS = ("table", "npz", "sicapv2")
 ONE = "The parts of the split are read as one; gpmil.io.read_splits keeps them apart."
 UNDERSTOOD = """\
   a folder with Train.csv and Test.csv (and Val.csv, wsi_labels.csv): the SICAPv2 feature tables
   a file .npz: arrays X, bag, y_bag, bag_id (and y_inst, x, y, split, group)
-  a file .csv, .tsv, .csv.gz or .parquet: one row a patch: slide, label, features (and x, y, split)
+  a table .csv, .tsv, .csv.gz or .parquet, one row per patch: slide, label, features (x, y, split)
   a folder that holds exactly one such file"""
 
 
@@ -27,10 +28,10 @@ def reader(path: Path) -> tuple[Callable[..., dict[str, Bags]], Path] | None:
     if path.is_file():
         if path.suffix == ".npz":
             return npz.read, path
-        return (tables.read, path) if tables.is_table(path) else None
+        return (tables.read, path) if is_table(path) else None
     if all((path / name).is_file() for name in ("Train.csv", "Test.csv")):
         return sicapv2.read, path
-    files = sorted(f for f in path.iterdir() if f.suffix == ".npz" or tables.is_table(f))
+    files = sorted(f for f in path.iterdir() if f.suffix == ".npz" or is_table(f))
     if len(files) == 1:
         return reader(files[0])
     if files:
@@ -61,25 +62,10 @@ def read(
     kind = {tables.read: "table", npz.read: "npz"}.get(which, "sicapv2")
     if format not in (None, kind):
         raise ValueError(f"{path}: expected format {format!r}, found {kind!r}.")
-    notes: list[str] = []
     own = labels is None
     if own and said["slide_table"] is not None:
         raise ValueError("slide_table= belongs to a table of labels: name that with labels=.")
-    asked = {k: v for k, v in said.items() if v not in (None, False) and own}
-    if which is tables.read:
-        columns = asked if own else _NO_LABELS
-        if said["patient"] is False:
-            columns = columns | {"patient": False}
-        bags, _, about = tables.whole(path, split=None, step=step, graph=graph, **columns)
-        notes += about
-    elif which is npz.read:
-        _refuse({k: v for k, v in asked.items() if k not in classes.WORDS}, path)
-        bags, split, about = npz.whole(path, step, graph, **asked)
-        notes += [*([] if split is None else [ONE]), *about]
-    else:
-        _refuse(asked | ({} if step is None else {"step": step}), path)
-        bags = sicapv2.whole(path)
-        notes.append(ONE)
+    bags, notes = _whole(kind, path, said if own else NOTHING_SAID, step, graph)
     joined = None if own else join(bags.names.tolist(), labels, **said)
     if joined is not None:
         bags = bags._with_labels(joined.labels, joined.groups)
@@ -93,7 +79,26 @@ def read(
     return bags, replace(report, patients_doubted=guessed.warning)
 
 
-_NO_LABELS: dict[str, Any] = {"label": False, "patient": False}
+# Of a file that is to give no labels; the patients of the slides are those of the labels, too.
+NOTHING_SAID: dict[str, Any] = dict.fromkeys(LABEL_OPTIONS) | {"label": False, "patient": False}
+
+
+def _whole(
+    kind: str, path: Path, said: dict[str, Any], step: Any, graph: str | None
+) -> tuple[Bags, list[str]]:
+    """The cohort of a file, splits together, and notes on it."""
+    given = {k: v for k, v in said.items() if v is not None and v is not False}
+    words = {k: v for k, v in given.items() if k in classes.WORDS}
+    if kind == "table":
+        names = {k: said[k] for k in ("slide", "label", "patient")}
+        bags, _, notes = tables.whole(path, names, words, step, graph)
+        return bags, list(notes)
+    if kind == "npz":
+        _refuse({k: v for k, v in given.items() if k not in words}, path)
+        bags, split, notes = npz.whole(path, words, step, graph)
+        return bags, [*([] if split is None else [ONE]), *notes]
+    _refuse(given | ({} if step is None else {"step": step}), path)
+    return sicapv2.whole(path), [ONE]
 
 
 def _refuse(options: dict[str, Any], path: Path) -> None:
@@ -102,7 +107,7 @@ def _refuse(options: dict[str, Any], path: Path) -> None:
 
 
 def _report(
-    bags: Bags, kind: str, joined: Joined | None, notes: list[str], given: bool
+    bags: Bags, kind: str, joined: JoinedLabels | None, notes: list[str], given: bool
 ) -> ReadReport:
     unlabelled = tuple(bags.names[bags.labels < 0].tolist())
     steps = "none" if bags.step is None else describe(bags.step)
@@ -110,10 +115,6 @@ def _report(
     return ReadReport(
         format=kind,
         n_files=1,
-        n_slides=len(bags),
-        n_patches=bags.n_instances,
-        n_features=bags.n_features,
-        dtype=str(bags.features.dtype),
         encoder=None,
         step=steps if bags.step is None else f"{steps}, {where}",
         units=NO_POSITIONS if bags.coords is None else "as in the file",
@@ -123,9 +124,8 @@ def _report(
         duplicates=() if joined is None else joined.duplicates,
         skipped=(),
         notes=tuple(notes),
-        n_patients=None if bags.groups is None else len(set(bags.groups.tolist())),
         classes=bags.metadata.get("classes") or classes.of_codes(bags.labels),
-        **graph_facts(bags),
+        **cohort_facts(bags),
     )
 
 

@@ -62,7 +62,7 @@ class ReadReport:
         return named(self.classes, NEGATIVE)
 
     def lines(self) -> list[str]:
-        """The report, one fact a line."""
+        """The report, one fact per line."""
         return [
             f"format: {self.format}, {count(self.n_files, 'file')}",
             f"{count(self.n_slides, 'slide')}, {self.n_patches:,} patches x "
@@ -70,7 +70,7 @@ class ReadReport:
             f"encoder: {self.encoder or 'not said in the files'}",
             *([f"patches: {self.patches}"] if self.patches else []),
             f"positions: {self.units}; step: {self.step}",
-            f"graph: {self.edges_per_patch:.3g} edges a patch, "
+            f"graph: {self.edges_per_patch:.3g} edges per patch, "
             f"{self.isolated:,} patches without a neighbour",
             f"labels: {count(self.matched, 'slide')} with a label, "
             f"{len(self.slides_without_label):,} without, "
@@ -123,12 +123,17 @@ NO_POSITIONS = "none"
 """`units` of a cohort without positions."""
 
 
-def graph_facts(bags: Bags) -> dict[str, Any]:
-    """The fields of a report that the graph of a cohort tells."""
+def cohort_facts(bags: Bags) -> dict[str, Any]:
+    """The fields of a report that a cohort tells by itself."""
     degree = np.diff(bags.adjacency.indptr)
     edges = np.diff(bags.adjacency.indptr[bags.offsets])
     lonely = (edges == 0) & (bags.sizes >= MANY_INSTANCES)
     return {
+        "n_slides": len(bags),
+        "n_patches": bags.n_instances,
+        "n_features": bags.n_features,
+        "dtype": str(bags.features.dtype),
+        "n_patients": None if bags.groups is None else len(set(bags.groups.tolist())),
         "edges_per_patch": bags.adjacency.nnz / 2 / max(1, bags.n_instances),
         "isolated": int((degree == 0).sum()),
         "without_edges": tuple(bags.names[lonely].tolist()),

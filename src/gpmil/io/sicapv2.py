@@ -1,6 +1,6 @@
 """The SICAPv2 feature tables that Schmidt et al. publish (attention_gp).
 
-    Train.csv, Val.csv, Test.csv   one row a patch: feature_0, ..., instance_name, instance_label,
+    Train.csv, Val.csv, Test.csv   one row per patch: feature_0, ..., instance_name, instance_label,
                                    bag_name, bag_label_primary, bag_label_secondary
     wsi_labels.csv                 slide_id, patient_id, Gleason_primary, Gleason_secondary
 
@@ -21,7 +21,8 @@ import pandas as pd
 from gpmil.data import graphs
 from gpmil.data.bags import Bags
 from gpmil.data.checks import UNKNOWN, count, listed, offsets_of
-from gpmil.io.tables import numbers, read_frame
+from gpmil.io.table_files import read_frame
+from gpmil.io.tables import numbers
 
 logger = logging.getLogger("gpmil")
 
@@ -70,7 +71,7 @@ def _tables(folder: Path) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
 
 
 def _patches(path: Path) -> pd.DataFrame:
-    """One row a patch: slide, region, x, y, label, and the features in one column of rows."""
+    """One row per patch: slide, region, x, y, label, and the features in one column of rows."""
     df = read_frame(path, ("instance_name", "bag_name"))
     features = sorted(
         (c for c in df.columns if c.startswith("feature_") and c[8:].isdigit()),

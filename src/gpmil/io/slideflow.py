@@ -16,7 +16,7 @@ import numpy as np
 from gpmil.data.checks import listed
 from gpmil.files.foreign import BadFile, reading
 from gpmil.io.arrays import npz
-from gpmil.io.slides import PIXELS, BadSlide, Slide, Told, positions
+from gpmil.io.slides import PIXELS, BadSlide, Slide, SlideFacts, positions
 from gpmil.io.steps import number
 from gpmil.io.torch_files import tensor_slide
 
@@ -30,7 +30,7 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
     config = _config(path.parent / CONFIG)
     size = {name: config[name] for name in ("tile_px", "tile_um") if name in config}
     words = ", ".join(f"{name} {value}" for name, value in size.items())
-    told = Told(
+    told = SlideFacts(
         PIXELS,
         anchor="centre",
         encoder=_encoder(config),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, Num
@@ -16,7 +17,7 @@ PIXELS = "level-0 pixels"
 MICRONS = "microns"
 UNKNOWN_UNITS = "units not said in the files"
 SLIDE_LEVEL = (
-    "holds one vector for the whole slide (slide-level features), where gpmil needs one a patch. "
+    "holds one vector for the whole slide (slide-level features), where gpmil needs one per patch. "
     "Name the folder with the patch features."
 )
 
@@ -30,7 +31,7 @@ class SlideLevel(BadFile):
 
 
 @dataclass(frozen=True)
-class Told:
+class SlideFacts:
     """What the file says beside the features; kept in the cache as it is."""
 
     units: str = UNKNOWN_UNITS
@@ -40,7 +41,7 @@ class Told:
     size: tuple[float, ...] | None = None  # side of a patch, larger than the step if they overlap
     encoder: str | None = None
     magnification: float | None = None  # at which patches were cut, not that of the scanner
-    mpp: float | None = None  # microns a pixel of the patch has
+    mpp: float | None = None  # microns per pixel of the patch
     patch_size: float | None = None  # pixels at that magnification
     overlap: float | None = None
     downsample: float | None = None  # where the magnification is not known
@@ -57,7 +58,7 @@ class Slide:
     rows: Callable[[int, int], np.ndarray]
     coords: Float[np.ndarray, "n k"] | None = None
     instance_labels: Int[np.ndarray, " n"] | None = None
-    told: Told = field(default_factory=Told)
+    told: SlideFacts = field(default_factory=SlideFacts)
 
     def blocks(self) -> Iterator[Num[np.ndarray, "rows d"]]:
         """The features, a bounded number of rows at a time."""
@@ -80,13 +81,23 @@ def patch_shape(shape: tuple[int, ...], what: str) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
+def array_slide(features: Any, what: str) -> Slide:
+    """A slide from an array on disk and nothing else; `what` names it in messages."""
+    folded = len(features.shape) == 3
+    return Slide(
+        shape=patch_shape(features.shape, what),
+        dtype=features.dtype,
+        rows=lambda a, b: features[0, a:b] if folded else features[a:b],
+    )
+
+
 def positions(values: np.ndarray, n: int) -> Float[np.ndarray, "n k"]:
-    """Positions of n patches, checked: one row a patch, finite, no place twice."""
+    """Positions of n patches, checked: one row per patch, finite, no place twice."""
     array = values[0] if values.ndim == 3 and values.shape[0] == 1 else values
     if array.ndim != 2 or len(array) != n or array.shape[1] not in (1, 2, 3):
         raise BadSlide(
-            f"coords: expected one row a patch, ({n}, 2), found shape {values.shape}. The features "
-            "and the positions are not of the same run"
+            f"coords: expected one row per patch, ({n}, 2), found shape {values.shape}. The "
+            "features and the positions are not of the same run"
         )
     if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
         raise BadSlide(f"coords: expected finite numbers, found type {array.dtype}, or NaN")

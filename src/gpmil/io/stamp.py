@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpmil.io import h5
-from gpmil.io.slides import MICRONS, SLIDE_LEVEL, Slide, SlideLevel, Told
+from gpmil.io.slides import MICRONS, SLIDE_LEVEL, Slide, SlideFacts, SlideLevel
 from gpmil.io.steps import number
 
 
@@ -23,7 +23,7 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
         unit = h5.text(file.attrs, "unit")
         size = number(file.attrs, "tile_size_um") if unit in (None, "um") else None
         pixels = number(file.attrs, "tile_size_px")
-        told = Told(
+        told = SlideFacts(
             units=MICRONS if unit in (None, "um") else unit,
             step=None if size is None else (size, size),
             step_from="" if size is None else "tile_size_um",

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from gpmil.data import graphs
 from gpmil.data.checks import SHOWN, count
-from gpmil.io.slides import Told
+from gpmil.io.slides import SlideFacts
 
 SMALLEST, LARGEST = 1e-6, 1e9
 INFERRED = "inferred from the positions"
@@ -53,7 +53,7 @@ def level0_step(attrs: Attributes) -> Step | None:
     overlap = number(attrs, "overlap") or 0.0
     if size0 is None or (overlap and scale is None):
         return None
-    # step = patch_size_level0 - overlap x (level-0 pixels a pixel of the patch)
+    # step = patch_size_level0 - overlap x (level-0 pixels per pixel of the patch)
     step = size0 - overlap * (scale or 1.0)
     return (step, step) if step > 0 else None
 
@@ -107,7 +107,7 @@ def told_size(attrs: Attributes, beside: Attributes | None) -> Step | None:
 
 
 def told_extraction(attrs: Attributes, beside: Attributes | None = None) -> dict[str, Any]:
-    """What files of TRIDENT and CLAM say of how patches were cut, as fields of `Told`.
+    """What files of TRIDENT and CLAM say of how patches were cut, as fields of `SlideFacts`.
 
     >>> told_extraction({"target_magnification": 20, "patch_size": 256, "overlap": 0})
     {'magnification': 20.0, 'patch_size': 256.0, 'overlap': 0.0, 'downsample': None}
@@ -129,12 +129,14 @@ def told_extraction(attrs: Attributes, beside: Attributes | None = None) -> dict
 
 def resolve(
     given: Any,
-    told: Sequence[Told],
-    coords: Float[np.ndarray, "n k"],
+    told: Sequence[SlideFacts],
+    coords: Float[np.ndarray, "n k"] | None,
     offsets: Int[np.ndarray, " bags_and_one"],
     needed: bool,
 ) -> tuple[Any, str, list[str]]:
     """The step for `Bags`, what it is and where it comes from, and notes on what was guessed."""
+    if coords is None:
+        return None, "none", []
     if given is not None:
         step = tuple(given) if isinstance(given, list) else given
         return step, f"{given}, given", []

@@ -1,4 +1,4 @@
-"""A plain table, csv, xlsx or parquet, with one row a patch.
+"""A plain table, csv, xlsx or parquet, with one row per patch.
 
     slide,label,patient,split,x,y,feature_0,feature_1,...
     s1,1,p1,train,0,0,0.31,1.70,...
@@ -6,38 +6,23 @@
 Columns are known by their names where they are not given, and what was guessed is logged.
 """
 
-import gzip
 import logging
 import os
 import re
-import warnings
-import zlib
-from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from packaging.version import Version
 
-from gpmil import extras
 from gpmil.data import classes
 from gpmil.data.bags import Bags
 from gpmil.data.checks import all_columns, count, listed
 from gpmil.data.frames import Table
-from gpmil.files.foreign import BadFile, reading, reason
+from gpmil.io.table_files import header_of, read_frame
 
 logger = logging.getLogger("gpmil")
-
-# Numbers to the last digit, which pandas promises by itself since 3.1.
-EXACT: dict[str, Any] = (
-    {} if Version(pd.__version__) >= Version("3.1") else {"float_precision": "round_trip"}
-)
-ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".xlsx", ".parquet")
-SEPARATORS = (",", ";", "\t", "|")
-LONGEST_HEADER = 1 << 24
 
 # Names that a column may have, likeliest first, as `folded` leaves them.
 GUESSES = {
@@ -63,30 +48,25 @@ POSITIONS = (("x", "y"), ("coord_x", "coord_y"), ("x_coord", "y_coord"), ("xini"
 LARGEST = 2**64  # whole numbers from here on are read as Python's, not as a column of numbers
 LONG = 40  # characters of a value in a message
 
-Given = str | bool | None
-
-
-def is_table(path: Path) -> bool:
-    """Whether the name is that of a table."""
-    return path.name.endswith(ENDINGS)
+ColumnName = str | bool | None
 
 
 def read(
     path: str | os.PathLike,
     slide: str | None = None,
-    label: Given = None,
+    label: ColumnName = None,
     features: str | Sequence[str] | None = None,
     coords: str | Sequence[str] | None = ("x", "y"),
     split: str | None = "split",
-    patient: Given = None,
-    instance_label: Given = None,
+    patient: ColumnName = None,
+    instance_label: ColumnName = None,
     step: Any = None,
     graph: str | None = "grid4",
     positive: Any = None,
     negative: Any = None,
     exclude: Any = None,
 ) -> dict[str, Bags]:
-    """Cohorts from a table with one row a patch: one a value of its split column, else {"all"}.
+    """Cohorts from a table with one row per patch: one per value of its split column, else {"all"}.
 
     Parameters
     ----------
@@ -105,88 +85,104 @@ def read(
     step, graph, positive, negative, exclude
         As in `Bags.from_frame`.
     """
-    columns = slide, label, features, coords, split, patient, instance_label
-    bags, of, notes = whole(path, *columns, step, graph, positive, negative, exclude)
-    for note in notes:
-        logger.warning("%s: %s", Path(path).name, note)
-    if of is None:
-        return {"all": bags}
-    return {str(value): bags[of == value] for value in dict.fromkeys(of.tolist())}
+    names = {"slide": slide, "label": label, "patient": patient, "instance_label": instance_label}
+    said = {"positive": positive, "negative": negative, "exclude": exclude}
+    found = whole(Path(path), names, said, step, graph, features, coords, split)
+    return by_split(Path(path), found)
+
+
+class WholeCohort(NamedTuple):
+    """What one file holds: all slides, the split of each if the file says it, notes on labels."""
+
+    bags: Bags
+    split: np.ndarray | None
+    notes: tuple[str, ...]
+
+
+def by_split(path: Path, found: WholeCohort) -> dict[str, Bags]:
+    """The cohorts by split, {"all"} where there is none; the notes are logged."""
+    for note in found.notes:
+        logger.warning("%s: %s", path.name, note)
+    if found.split is None:
+        return {"all": found.bags}
+    split = np.array([str(value) for value in found.split])
+    return {value: found.bags[split == value] for value in dict.fromkeys(split.tolist())}
 
 
 def whole(
-    path: str | os.PathLike,
-    slide: str | None = None,
-    label: Given = None,
+    path: Path,
+    names: Mapping[str, ColumnName],
+    said: Mapping[str, Any],
+    step: Any,
+    graph: str | None,
     features: str | Sequence[str] | None = None,
     coords: str | Sequence[str] | None = ("x", "y"),
-    split: str | None = "split",
-    patient: Given = None,
-    instance_label: Given = None,
-    step: Any = None,
-    graph: str | None = "grid4",
-    positive: Any = None,
-    negative: Any = None,
-    exclude: Any = None,
-) -> tuple[Bags, np.ndarray | None, tuple[str, ...]]:
-    """All slides as one cohort, the split of each if the table says it, and notes on labels."""
-    path = Path(path)
-    header = _header(path)
-    names = {
-        what: _column(what, given, header, path)
-        for what, given in (
-            ("slide", slide),
-            ("label", label),
-            ("patient", patient),
-            ("instance_label", instance_label),
-        )
-    }
-    if names["slide"] is None:
-        raise ValueError(
-            f"{path}: expected a column that names the slide, such as 'slide'; found "
-            f"{all_columns(header)}. Say which one with slide=."
-        )
+    split: str | None = None,
+) -> WholeCohort:
+    """All slides as one cohort; `said` are options of `classes.encode`."""
+    header = header_of(path)
+    slide, known = _known_columns(names, header, path)
     axes = _axes(coords, header, path)
     parts = _split_column(split, header, path)
-    text = [c for c in (names["slide"], names["patient"], parts) if c is not None]
+    text = [c for c in (slide, known["patient"], parts) if c is not None]
     df = read_frame(path, text)
     _require_values(df, text, path)
-    used = [c for c in (*names.values(), parts, *axes) if c is not None]
+    used = [c for c in (*known.values(), parts, *axes) if c is not None]
     columns = _feature_columns(df, features, used, path)
-    _mention(path, names | {"split": parts}, axes, columns, set(df) - {*used, *columns})
+    _mention(path, known | {"split": parts}, axes, columns, set(df) - {*used, *columns})
     numbers(df, [*axes, *columns], path)
     try:
         bags = Bags.from_frame(
             df,
-            bag=names["slide"],
+            bag=slide,
             label=None,
             features=columns,
             coords=axes or None,
-            group=names["patient"],
-            instance_label=names["instance_label"],
+            group=known["patient"],
+            instance_label=known["instance_label"],
             step=step,
             graph=graph,
         )
-        table = Table(df, names["slide"])
+        table = Table(df, slide)
         of = table.constant(parts, "split")
-        values = table.constant(names["label"], "label")
-        if values is None:
-            return bags, of, ()
-        found = classes.encode(values, positive, negative, exclude)
+        values = table.constant(known["label"], "label")
+        found = None if values is None else classes.encode(values, **said)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    return bags._with_labels(found), of, found.notes
+    if found is None:
+        return WholeCohort(bags, of, ())
+    return WholeCohort(bags._with_labels(found), of, found.notes)
 
 
 # ------------------------------------------------------------------ columns
 
 
-def _column(what: str, given: Given, header: list[str], path: Path) -> str | None:
+def _known_columns(
+    names: Mapping[str, ColumnName], header: list[str], path: Path
+) -> tuple[str, dict[str, str | None]]:
+    """The column of the slide, which must be there, and all of `GUESSES`, given or guessed."""
+    found = {
+        what: find_column(what, names.get(what), header, path, usual)
+        for what, usual in GUESSES.items()
+    }
+    slide = found["slide"]
+    if slide is None:
+        raise ValueError(
+            f"{path}: expected a column that names the slide, such as 'slide'; found "
+            f"{all_columns(header)}. Say which one with slide=."
+        )
+    return slide, found
+
+
+def find_column(
+    what: str, given: ColumnName, header: list[str], where: Path | str, usual: Sequence[str]
+) -> str | None:
+    """The column that is meant: the one given, else the first with a usual name; False: none."""
     if isinstance(given, str):
-        return require([given], header, path, what)[0]
+        return require([given], header, where, what)[0]
     if given is not None and given is not False:
         raise ValueError(f"{what} must be the name of a column, None or False, got {given!r}.")
-    return None if given is False else like(GUESSES[what], header)
+    return None if given is False else like(usual, header)
 
 
 def folded(column: str) -> str:
@@ -287,108 +283,6 @@ def _mention(
         count(len(features), "column"),
         len(others),
     )
-
-
-# ------------------------------------------------------------------ files
-
-
-def _header(path: Path) -> list[str]:
-    """Names of the columns, each of them once."""
-    _require_file(path)
-    if path.suffix == ".parquet":
-        return _parquet(path, header_only=True).columns.tolist()
-    read = _xlsx if path.suffix == ".xlsx" else _csv
-    first = read(path, header=None, nrows=1, dtype=str, keep_default_na=False)
-    names = first.iloc[0][first.iloc[0] != ""]  # the numbers of the rows have no name
-    twice = names[names.duplicated()]
-    if len(twice):
-        raise ValueError(f"{path}: columns that share a name: {listed(twice)}.")
-    return [str(name) for name in names]
-
-
-def _require_file(path: Path) -> None:
-    if not path.is_file():
-        raise ValueError(f"{path} is no file: expected a table {', '.join(ENDINGS)}.")
-    if not is_table(path):
-        raise ValueError(f"{path}: expected a table, one of {', '.join(ENDINGS)}.")
-
-
-def read_frame(
-    path: Path, text: Sequence[str] = (), rows: str = "patch", dtype: type | None = None
-) -> pd.DataFrame:
-    """The table; the columns in `text` as they are written, so that slide 007 stays 007.
-
-    `dtype` str: all columns as they are written.
-    """
-    _require_file(path)
-    if path.suffix == ".parquet":
-        df = _parquet(path)
-        own = {c: df[c].astype("str").where(df[c].notna()) for c in text if c in df}
-        df = df.assign(**own)
-    elif path.suffix == ".xlsx":
-        df = _xlsx(path, dtype=dtype or dict.fromkeys(text, str))
-    else:
-        df = _csv(path, dtype=dtype or dict.fromkeys(text, str), low_memory=False)
-    df.columns = [str(c) for c in df.columns]
-    if not len(df):
-        raise ValueError(f"{path}: expected one row a {rows}, found no rows.")
-    return df
-
-
-def _csv(path: Path, **options: Any) -> pd.DataFrame:
-    try:
-        with reading(path, "a table of separated values"), warnings.catch_warnings():
-            # Without index_col=False a first row longer than the header would shift the columns.
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            return pd.read_csv(path, sep=_separator(path), index_col=False, **EXACT, **options)
-    except BadFile as error:
-        if isinstance(error.__cause__, pd.errors.ParserWarning):
-            raise BadFile(
-                f"{path}: the row below the header has more values than the header has names. "
-                "Give every column a name, also one of row names."
-            ) from error
-        if path.suffix == ".gz" and isinstance(error.__cause__, (OSError, EOFError, zlib.error)):
-            raise BadFile(
-                f"{path} is no whole gzip file: {reason(error.__cause__)}. Copy it again."
-            ) from error
-        raise
-
-
-def _separator(path: Path) -> str:
-    """What the header has most of: the name alone does not tell, as Excel writes semicolons."""
-    usual = "\t" if ".tsv" in path.suffixes else ","
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8", errors="replace") as file:
-        header = re.sub(r'"[^"]*"', "", file.readline(LONGEST_HEADER))
-    return max((usual, *SEPARATORS), key=header.count)
-
-
-def _xlsx(path: Path, **options: Any) -> pd.DataFrame:
-    """The first sheet."""
-    if find_spec("openpyxl") is None:
-        raise ValueError(
-            f"{path}: reading xlsx needs openpyxl, which is not installed: pip install "
-            "'gpmil[xlsx]', or save the table as csv."
-        )
-    with reading(path, "xlsx"), pd.ExcelFile(path, engine="openpyxl") as book:
-        if len(book.sheet_names) > 1 and "nrows" not in options:
-            names = listed(book.sheet_names)
-            logger.warning("%s: of the sheets %s the first is read.", path.name, names)
-        df = pd.read_excel(book, sheet_name=0, **options)
-    return df.dropna(how="all")  # rows that were formatted, but never filled
-
-
-def _parquet(path: Path, header_only: bool = False) -> pd.DataFrame:
-    if find_spec("pyarrow") is None:
-        raise ValueError(
-            f"{path}: reading parquet needs pyarrow, which is not installed: "
-            f"{extras.install('parquet')}, or save the table as csv."
-        )
-    parquet = import_module("pyarrow.parquet")
-    with reading(path, "parquet"):
-        if header_only:
-            return parquet.read_schema(path).empty_table().to_pandas()
-        return pd.read_parquet(path, engine="pyarrow")
 
 
 # ------------------------------------------------------------------ values

@@ -1,11 +1,12 @@
 """torchmil: folders ``features``, ``labels``, ``inst_labels``, ``coords`` of .npy or .h5 files.
 
-One file a bag in each of them, all but the first optional. A folder of .npy files alone is read
+One file per bag in each of them, all but the first optional. A folder of .npy files alone is read
 as features.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from gpmil.data.checks import encode_instance_labels, listed
 from gpmil.io import h5
 from gpmil.io.arrays import npy
-from gpmil.io.slides import BadSlide, Slide, Told, patch_shape, positions
+from gpmil.io.slides import BadSlide, Slide, SlideFacts, array_slide, positions
 
 FOLDERS = ("coords", "labels", "inst_labels")
 
@@ -23,20 +24,17 @@ FOLDERS = ("coords", "labels", "inst_labels")
 def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
     """One bag: its file in ``features``, and those of the same name in the other folders."""
     with ExitStack() as stack:
-        features = _array(path, stack)
-        shape = patch_shape(features.shape, "features")
+        slide = array_slide(_array(path, stack), "features")
+        n = slide.shape[0]
         parts = {name: path.parent.parent / name / path.name for name in FOLDERS}
         if path.parent.name != "features":
             parts = {}
         found = {k: _values(_array(p, stack), k) for k, p in parts.items() if p.is_file()}
-        folded = len(features.shape) == 3
-        yield Slide(
-            shape=shape,
-            dtype=features.dtype,
-            rows=lambda a, b: features[0, a:b] if folded else features[a:b],
-            coords=positions(found["coords"], shape[0]) if "coords" in found else None,
-            instance_labels=_instance_labels(found.get("inst_labels"), shape[0]),
-            told=Told(label=_label(found.get("labels"))),
+        yield replace(
+            slide,
+            coords=positions(found["coords"], n) if "coords" in found else None,
+            instance_labels=_instance_labels(found.get("inst_labels"), n),
+            told=SlideFacts(label=_label(found.get("labels"))),
         )
 
 

@@ -10,12 +10,12 @@ The folder above says what the attributes do not.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpmil.io import h5
-from gpmil.io.slides import PIXELS, Slide, Told
-from gpmil.io.steps import told_extraction, told_size, told_step
+from gpmil.io.slides import Slide, SlideFacts
 
 FOLDER = "features_"
 PATCHING = re.compile(
@@ -28,28 +28,16 @@ def open_slide(path: Path, beside: Path | None = None) -> Iterator[Slide]:
     """One slide; `beside` is the file of its patches."""
     with h5.opened(path) as file:
         features = h5.dataset(file, "features")
-        attrs = dict(file["coords"].attrs) if "coords" in file else {}
-        patches = h5.attributes(beside)
-        step, where = told_step(attrs, patches)
-        encoder = h5.text(features.attrs, "encoder") or h5.text(file.attrs, "encoder")
-        if encoder is None and path.parent.name.startswith(FOLDER):
-            encoder = path.parent.name.removeprefix(FOLDER)
-        size = told_size(attrs, patches)
-        told = Told(
-            PIXELS,
-            step=step,
-            step_from=where,
-            size=size,
-            encoder=encoder,
-            **_extraction(path, told_extraction(attrs, patches)),
-        )
-        yield h5.slide(file, features, told)
+        told = h5.level0_facts(file, beside, h5.encoder(file, features))
+        yield h5.slide(file, features, _with_folders(told, path))
 
 
-def _extraction(path: Path, told: dict[str, Any]) -> dict[str, Any]:
-    """What the attributes say, else the name of the folder that the patches were cut for."""
+def _with_folders(told: SlideFacts, path: Path) -> SlideFacts:
+    """What the attributes say, else the names of the folders around."""
+    said: dict[str, Any] = {}
+    if path.parent.name.startswith(FOLDER):
+        said["encoder"] = path.parent.name.removeprefix(FOLDER)
     named = PATCHING.fullmatch(path.absolute().parent.parent.name)
-    if named is None:
-        return told
-    folder = {name: float(named[name]) for name in ("magnification", "patch_size", "overlap")}
-    return told | {name: value for name, value in folder.items() if told[name] is None}
+    if named is not None:
+        said |= {name: float(value) for name, value in named.groupdict().items()}
+    return replace(told, **{k: v for k, v in said.items() if getattr(told, k) is None})

@@ -220,16 +220,30 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
     def _check_predictable(self, bags) -> Bags:
         check_is_fitted(self)
         bags = check_bags(bags)
+        self.check_features(bags)
+        self.check_agreement(bags)
+        return bags
+
+    def check_features(self, bags: Bags) -> None:
+        """A ValueError where there are more or fewer features than in the fit."""
         if bags.n_features != self.n_features_in_:
             raise ValueError(
                 f"the model was fitted on {self.n_features_in_} features per instance, these bags "
                 f"have {bags.n_features}. Features of another encoder, or other columns?"
             )
+
+    def check_agreement(self, bags: Bags, allow: str = "model.allow_mismatch = True") -> str:
+        """A ValueError where features were made otherwise than those of the fit.
+
+        Where that is allowed it is logged and returned; what could not be compared is logged, too.
+        `allow` tells how to allow it.
+        """
         wrong = self._mismatch(bags)
         if wrong and not self.allow_mismatch:
-            raise ValueError(f"{wrong} To go on all the same: model.allow_mismatch = True.")
-        self._say_once([*([warning(wrong)] if wrong else []), *self._notes(bags)])
-        return bags
+            raise ValueError(f"{wrong} To go on all the same: {allow}.")
+        said = warning(wrong) if wrong else ""
+        self._say_once([*filter(None, [said]), *self._notes(bags)])
+        return said
 
     def _mismatch(self, bags: Bags) -> str:
         """What these bags say otherwise than those of the fit, in sentences; "" if nothing."""

@@ -1,0 +1,67 @@
+"""What commands print: progress, lines, and the metrics of a run."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A function that announces the next step: a bar on a terminal, else one line per step."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda text: print_line(text, sys.stderr)
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        begun: list[str] = []
+
+        def step(text: str) -> None:
+            bar.update(task, description=text, completed=len(begun))
+            begun.append(text)
+
+        yield step
+
+
+def print_line(text: str, file: Any = None) -> None:
+    """A plain line, to standard output unless said otherwise."""
+    (file or sys.stdout).write(text + "\n")
+
+
+def show_metrics(found: Mapping[str, Any]) -> None:
+    """The main metrics with their intervals, a line each."""
+    from gpmil.runs.judge import NO_PATIENT, estimate_of
+
+    for coupling, part in found.get("couplings", {}).items():
+        print_line(f"coupling {coupling}:")
+        show_metrics(part)
+    for what, names in SHOWN.items():
+        for name in names if what in found else ():
+            estimate = estimate_of(found[what]["metrics"][name])
+            print_line(f"{what} {name.replace('_', ' ')}: {estimate}")
+    if "slides" in found:
+        patients = found["slides"]["patients"]
+        known = f"Slides of one patient stay together; intervals by patient, of {patients}."
+        print_line(NO_PATIENT if patients is None else known)
+
+
+SHOWN = {
+    "slides": ("auc", "average_precision", "accuracy", "log_loss", "calibration_error"),
+    "patches": ("auc", "average_precision", "within_bag_auc", "false_discovery_rate", "power"),
+}
