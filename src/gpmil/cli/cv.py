@@ -110,7 +110,7 @@ def run(
         "options": {"source": asdict(source), "asked": asdict(asked), **asdict(held_out)},
         "model": card,
         "versions": package_versions(),
-        "data": data_card(bags),
+        "data": data_card(bags, before),
         "cache": None if cache is None else str(cache),
         "read": lines,
     }

@@ -63,7 +63,7 @@ def run(
         "options": {"source": asdict(source), "asked": asdict(asked)},
         "model": card,
         "versions": package_versions(),
-        "data": data_card(bags),
+        "data": data_card(bags, before),
         "cache": None if cache is None else str(cache),
         "read": lines,
     }

@@ -106,7 +106,7 @@ def run(
         "options": {"source": asdict(source), **asdict(wanted), "asked": asdict(asked)},
         "model": {"class": type(model).__name__, **_card(place), **_classes(place)},
         "versions": package_versions(),
-        "data": data_card(bags),
+        "data": data_card(bags, before),
         "cache": None if cache is None else str(cache),
         "read": lines,
     }

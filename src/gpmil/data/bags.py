@@ -18,6 +18,7 @@ from scipy.sparse import csr_array, issparse
 from gpmil.data import checks, extraction, graphs, positions
 from gpmil.data.checks import UNKNOWN, PerBag, PerInstance, count, listed, offsets_of
 from gpmil.data.classes import Labels
+from gpmil.data.digests import FeatureDigest
 from gpmil.data.frames import Table
 from gpmil.data.graphs import Coords, Offsets
 from gpmil.data.positions import Steps
@@ -99,6 +100,8 @@ class Bags:
     graph: str | None
     class_names: tuple[str, str] | None
     _metadata: dict[str, Any]
+    _finite = False  # whether somebody has looked
+    _digests: PerBag | None = None  # where they are known
 
     def __init__(
         self,
@@ -332,9 +335,10 @@ class Bags:
     def check_finite(self) -> None:
         """Raise ValueError, naming the bags, if a feature is NaN or infinite.
 
-        Features in memory are looked at once, those in a file each time.
+        Features in memory are looked at once, and those that `gpmil.read` keeps in its cache when
+        it is made; those in any other file each time.
         """
-        if self.__dict__.get("_finite", False):
+        if self._finite:
             return
         rows = max(1, _CHUNK // max(1, self.n_features))
         bad = np.zeros(self.n_instances, dtype=np.int64)
@@ -349,7 +353,20 @@ class Bags:
                 f"{len(self)} bags: {listed(self.names[where])}. "
                 "Remove those instances or compute their features again."
             )
-        self.__dict__["_finite"] = not isinstance(self.features, np.memmap)
+        self._store(_finite=not isinstance(self.features, np.memmap))
+
+    def digests(self) -> PerBag:
+        """A number per bag that tells its features from any others, (B,)."""
+        if self._digests is not None:
+            return self._digests
+        found = np.zeros(len(self), dtype=np.int64)
+        for b, rows in enumerate(self.split(self.features)):
+            digest = FeatureDigest()
+            digest.add(rows)
+            found[b] = digest.number
+        if not isinstance(self.features, np.memmap):
+            self._store(_digests=found)
+        return found
 
     # -------------------------------------------------------------- a sequence of bags
 
@@ -381,28 +398,38 @@ class Bags:
             graph=self.graph,
             class_names=self.class_names,
             _metadata=self._metadata,
+            _finite=self._finite,
+            _digests=None if self._digests is None else self._digests[chosen],
         )
         return subset
+
+    def in_memory(self) -> "Bags":
+        """The same bags; features in a file are read into memory, for whoever needs them again."""
+        if not isinstance(self.features, np.memmap):
+            return self
+        return self._with(features=np.array(self.features))
 
     def _with_labels(self, found: Labels, groups: Any = None) -> "Bags":
         """The same bags with other labels, and other groups where they are given."""
         checks.mention_contradictions(self.instance_labels, found.values, self.offsets, self.names)
-        other = object.__new__(type(self))
-        other._store(
-            **self.__dict__
-            | {
-                "labels": found.values,
-                "class_names": found.names,
-                "groups": self.groups if groups is None else checks.as_groups(groups, self.names),
-                "_metadata": self._metadata | {"classes": found.classes},
-            }
+        return self._with(
+            labels=found.values,
+            class_names=found.names,
+            groups=self.groups if groups is None else checks.as_groups(groups, self.names),
+            _metadata=self._metadata | {"classes": found.classes},
         )
-        return other
 
     def _with_groups(self, groups: Any) -> "Bags":
         """The same bags, of other groups."""
+        return self._with(groups=checks.as_groups(groups, self.names))
+
+    def _with_digests(self, digests: PerBag) -> "Bags":
+        """The same bags, with what was seen when their file was made: it holds finite values."""
+        return self._with(_digests=digests, _finite=True)
+
+    def _with(self, **changed: Any) -> "Bags":
         other = object.__new__(type(self))
-        other._store(**self.__dict__ | {"groups": checks.as_groups(groups, self.names)})
+        other._store(**self.__dict__ | changed)
         return other
 
     # -------------------------------------------------------------- immutability

@@ -93,7 +93,7 @@ def predict_in_batches(
             step(f"{unit} of {len(parts)}: from before")
             continue
         step(f"{unit} of {len(parts)}: {len(part)} slides")
-        rows, patches = predict(model, bags[part], asked, rule)
+        rows, patches = predict(model, bags[part].in_memory(), asked, rule)
         write_patches(space, bags.names[part].tolist(), patches, under)
         if coupling:
             rows.insert(2, "coupling", coupling)
