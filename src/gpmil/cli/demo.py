@@ -152,6 +152,7 @@ def _judge(name: str, settings: str, model: VGPMILPR, test: Bags) -> Judged:
     # One estimate of log P(all patches negative) serves all three numbers of a slide.
     found = model.predict_all(test)
     log_negative, patches = found.log_proba_negative, found.instances
+    assert patches is not None  # every model here predicts patches
     odds, probability = log_odds(log_negative), -np.expm1(log_negative)
     error = np.exp(log_negative) * found.error
     metrics = _slide_metrics(test.labels, odds, probability)

@@ -51,8 +51,7 @@ def predict(model: Any, bags: Any, *, client: Any = None, group: Any = None) -> 
     """
     if not hasattr(model, "predict_all"):
         raise ValueError(
-            f"{type(model).__name__} has no predict_all: predict its partitions one by one with "
-            "predict_proba and predict_instances."
+            f"{type(model).__name__} has no predict_all: expected a fitted model of gpmil."
         )
     if client is None and group is None:
         group = default_group()

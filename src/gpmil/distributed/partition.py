@@ -291,16 +291,19 @@ def to_cpu(values: tuple) -> tuple:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a model says of bags and instances, in order, without the bags themselves."""
+    """What a model says of bags and instances, in order, without the bags themselves.
+
+    Arrays of instances are None where the model has no such thing.
+    """
 
     names: np.ndarray  # (B,)
     sizes: Int[np.ndarray, " B"]
     log_proba_negative: Float[np.ndarray, " B"]
     error: Float[np.ndarray, " B"]
     proba: Float[np.ndarray, "B 2"]
-    probability: Float[np.ndarray, " N"]  # of the instances, as are those below
-    mean: Float[np.ndarray, " N"]
-    std: Float[np.ndarray, " N"]
+    probability: Float[np.ndarray, " N"] | None  # of the instances, as are those below
+    mean: Float[np.ndarray, " N"] | None
+    std: Float[np.ndarray, " N"] | None
     p_value: Float[np.ndarray, " N"] | None
     flagged: np.ndarray | None
 
@@ -308,11 +311,10 @@ class Predicted:
     def of(cls, model: Any, bags: Bags) -> "Predicted":
         """The predictions of some bags."""
         found = model.predict_all(bags)
-        i = found.instances
-        return cls(
-            bags.names, bags.sizes, found.log_proba_negative, found.error, found.proba,
-            i.probability, i.mean, i.std, i.p_value, i.flagged,
-        )  # fmt: skip
+        own = {k: getattr(found, k) for k in ("log_proba_negative", "error", "proba")}
+        each = ("probability", "mean", "std", "p_value", "flagged")
+        own |= {k: getattr(found.instances, k, None) for k in each}
+        return cls(names=bags.names, sizes=bags.sizes, **own)
 
     @classmethod
     def join(cls, parts: Sequence["Predicted"]) -> "Predicted":

@@ -66,15 +66,14 @@ class InstancePredictions:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of bags and of their instances, from one pass over them.
+    """All that a model says of bags and of their instances."""
 
-    Each field is what the method of its name returns; `error` is that of `log_proba_negative`.
-    """
-
-    log_proba_negative: Float[np.ndarray, " B"]
-    error: Float[np.ndarray, " B"]
-    proba: Float[np.ndarray, "B 2"]
-    instances: InstancePredictions
+    log_proba_negative: Float[np.ndarray, " B"]  # the model's own, before any calibration
+    error: Float[np.ndarray, " B"]  # of log_proba_negative
+    log_odds: Float[np.ndarray, " B"]  # as decision_function
+    proba: Float[np.ndarray, "B 2"]  # as predict_proba
+    instances: InstancePredictions | None  # None: the model has no probability for an instance
+    interval: Float[np.ndarray, "B 2"]  # of proba[:, 1]; nan where not asked for, or not known
 
 
 OPTIONAL = ("p_value", "flagged")
@@ -154,6 +153,48 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
         """P(y_b = 0) and P(y_b = 1); never exactly 0 or 1 by rounding."""
         log_p, _ = self.log_proba_negative(bags)
         return both_classes(self._calibrate(log_p))
+
+    def predict_instances(self, bags) -> InstancePredictions:
+        """P(h_i = 1) of every instance; ValueError, with the reason, where a model has none."""
+        raise NotImplementedError
+
+    def predict_all(
+        self,
+        bags,
+        *,
+        rate: float = 0.1,
+        level: float | None = None,
+        interval_size: int | None = None,
+    ) -> Predictions:
+        """All that the model says of bags and instances, cheaper than one method after another.
+
+        A model that marks instances marks them at a false discovery rate of `rate`. One that knows
+        intervals gives them at `level`, for bags of at most `interval_size` instances.
+        """
+        log_p, error, instances = self._bags_and_instances(bags)
+        nowhere = np.full((len(log_p), 2), np.nan)
+        return self._predictions(log_p, error, instances, nowhere)
+
+    def _predictions(
+        self,
+        log_p: Float[np.ndarray, " B"],
+        error: Float[np.ndarray, " B"],
+        instances: InstancePredictions | None,
+        interval: Float[np.ndarray, "B 2"],
+    ) -> Predictions:
+        known = self._calibrate(log_p)
+        return Predictions(log_p, error, log_odds(known), both_classes(known), instances, interval)
+
+    def _bags_and_instances(
+        self, bags
+    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"], InstancePredictions | None]:
+        """`log_proba_negative` and `predict_instances`; a model may have them from one pass."""
+        log_p, error = self.log_proba_negative(bags)
+        try:
+            return log_p, error, self.predict_instances(bags)
+        except ValueError as reason:  # the bags are fine, as the line above shows
+            logger.info("instances are not predicted: %s", reason)
+            return log_p, error, None
 
     def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
         """log P(y = 0) from the model's own; the same where nothing was calibrated."""

@@ -20,7 +20,6 @@ from gpmil.inference import leave_out
 from gpmil.models.base import (
     InstancePredictions,
     Predictions,
-    both_classes,
     log_odds,
     resolve_device,
 )
@@ -186,18 +185,31 @@ class FittedGP(Saved):
         return found[0], found[1]
 
     def predict_all(
-        self, bags, *, rate: float = 0.1, within: str = "bag", weights: str = "patch"
+        self,
+        bags,
+        *,
+        rate: float = 0.1,
+        within: str = "bag",
+        weights: str = "patch",
+        level: float | None = None,
+        interval_size: int | None = None,
     ) -> Predictions:
         """Bags and instances from one pass, cheaper than one for each.
 
-        `rate`, `within` and `weights` as in `predict_instances`.
+        `rate`, `within` and `weights` as in `predict_instances`. With `level` also the interval of
+        `predict_interval`, for bags of at most `interval_size` instances.
         """
         bags = self._check_predictable(bags)
         marks = Marks(rate, within, weights)
-        log_p, error, mean, std = self._slides(bags, resolve_device(self.device))
-        instances = InstancePredictions(ndtr(mean / std), mean, std, bags)
-        proba = both_classes(self._calibrate(log_p))
-        return Predictions(log_p, error, proba, self._marked(instances, marks))
+        below = None if level is None else calibration.tails(level)[0]
+        device = resolve_device(self.device)
+        log_p, error, mean, std = self._slides(bags, device)
+        interval = np.full((len(bags), 2), np.nan)
+        if below is not None:
+            small = bags.sizes <= (np.inf if interval_size is None else interval_size)
+            interval[small] = self._interval(bags[small], below, device)
+        instances = self._marked(InstancePredictions(ndtr(mean / std), mean, std, bags), marks)
+        return self._predictions(log_p, error, instances, interval)
 
     def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
         if self.cross_fit_ is None or self.cross_fit_.calibrator is None:
@@ -244,10 +256,14 @@ class FittedGP(Saved):
             draws = self._draws(bags, int(n_draws), device)
             low, high = calibration.interval(draws, level)
             return low, high
+        low, high = self._interval(bags, below, device).T
+        return low, high
+
+    def _interval(self, bags: Bags, below: float, device: torch.device) -> Float[np.ndarray, "B 2"]:
+        """The probabilities that a bag is below, and above, with this probability."""
         ends = self._ends(bags, below, device)
         # log P(all negative) = -log(1 + exp(log odds))
-        low, high = (-np.expm1(self._calibrate(-np.logaddexp(0, odds))) for odds in ends)
-        return low, high
+        return np.stack([-np.expm1(self._calibrate(-np.logaddexp(0, odds))) for odds in ends], 1)
 
     def _ends(
         self, bags: Bags, below: float, device: torch.device

@@ -25,8 +25,6 @@ from gpmil.models import saved_checks
 from gpmil.models.base import (
     BagClassifier,
     InstancePredictions,
-    Predictions,
-    both_classes,
     cohort_card,
     package_versions,
     training_labels,
@@ -406,8 +404,7 @@ class PseudoLabelMIL(BagClassifier):
 
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(y = 0) of each bag, one minus the largest probability in it; its error is zero."""
-        found = self.predict_all(bags)
-        return found.log_proba_negative, found.error
+        return self._bags_and_instances(bags)[:2]
 
     def predict_instances(self, bags) -> InstancePredictions:
         """P(h_i = 1) of every instance; `mean` is its log odds.
@@ -415,10 +412,11 @@ class PseudoLabelMIL(BagClassifier):
         The classifier states no uncertainty of its own: `std` is one throughout, so that
         mean / std ranks instances as their probabilities do.
         """
-        return self.predict_all(bags).instances
+        return self._bags_and_instances(bags)[2]
 
-    def predict_all(self, bags) -> Predictions:
-        """Bags and instances from one pass, cheaper than one for each."""
+    def _bags_and_instances(
+        self, bags
+    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"], InstancePredictions]:
         bags = self._check_predictable(bags)
         with np.errstate(over="ignore", invalid="ignore"):
             logit = self._log_odds(self._inputs(bags))
@@ -426,7 +424,7 @@ class PseudoLabelMIL(BagClassifier):
         instances = InstancePredictions(expit(logit), logit, np.ones(len(logit)), bags)
         # P(y = 0) = 1 - max_i p_i,  1 - expit(t) = expit(-t)
         log_p = log_expit(-_largest(logit, bags.offsets))
-        return Predictions(log_p, np.zeros(len(bags)), both_classes(log_p), instances)
+        return log_p, np.zeros(len(bags)), instances
 
     def _log_odds(self, pieces: Iterator[Float[np.ndarray, "n d"]]) -> Float[np.ndarray, " N"]:
         score = self._classifier_log_odds if self.layers_ is None else self.layers_.log_odds

@@ -14,8 +14,6 @@ from gpmil.data.bags import Bags
 from gpmil.inference import logistic
 from gpmil.models.base import (
     InstancePredictions,
-    Predictions,
-    both_classes,
     cohort_card,
     resolve_device,
     training_labels,
@@ -206,14 +204,14 @@ class VGPMIL(Saved):
 
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(y_b = 0) by the rule `bag`, instances independent; its error is nil."""
-        log_p = self._bags(self.predict_instances(bags))
-        return log_p, np.zeros(len(log_p))
+        return self._bags_and_instances(bags)[:2]
 
-    def predict_all(self, bags) -> Predictions:
-        """Bags and instances from one pass."""
+    def _bags_and_instances(
+        self, bags
+    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"], InstancePredictions]:
         instances = self.predict_instances(bags)
         log_p = self._bags(instances)
-        return Predictions(log_p, np.zeros(len(log_p)), both_classes(log_p), instances)
+        return log_p, np.zeros(len(log_p)), instances
 
     def _instances(self, bags: Bags) -> InstancePredictions:
         device = resolve_device(self.device)

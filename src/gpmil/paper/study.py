@@ -24,7 +24,7 @@ from gpmil import __version__
 from gpmil.data.bags import Bags
 from gpmil.data.folds import folds
 from gpmil.decide import marks
-from gpmil.models.base import BagClassifier, log_odds
+from gpmil.models.base import BagClassifier
 from gpmil.paper.cohorts import Cohort
 from gpmil.paper.methods import Method
 from gpmil.paper.results import Results, Run
@@ -115,15 +115,9 @@ def _pair(part: Part, train: Bags, test: Bags) -> Run:
 
 def _predict(model: BagClassifier, test: Bags) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Log odds and probability of slides, probability of patches where the model gives one."""
-    if hasattr(model, "predict_all"):
-        found = model.predict_all(test)
-        return log_odds(found.log_proba_negative), found.proba[:, 1], found.instances.probability
-    odds = model.decision_function(test)
-    try:
-        patches = model.predict_instances(test).probability
-    except ValueError:  # attention and mean pooling say nothing of patches
-        patches = None
-    return odds, model.predict_proba(test)[:, 1], patches
+    found = model.predict_all(test)
+    patches = None if found.instances is None else found.instances.probability
+    return found.log_odds, found.proba[:, 1], patches
 
 
 def marked(model: BagClassifier, train: Bags, test: Bags, seed: int) -> Bool[np.ndarray, " N"]:
