@@ -407,12 +407,12 @@ class Bags:
         """The same bags; features in a file are read into memory, for whoever needs them again."""
         if not isinstance(self.features, np.memmap):
             return self
-        return self._with(features=np.array(self.features))
+        return self._changed(features=np.array(self.features))
 
     def _with_labels(self, found: Labels, groups: Any = None) -> "Bags":
         """The same bags with other labels, and other groups where they are given."""
         checks.mention_contradictions(self.instance_labels, found.values, self.offsets, self.names)
-        return self._with(
+        return self._changed(
             labels=found.values,
             class_names=found.names,
             groups=self.groups if groups is None else checks.as_groups(groups, self.names),
@@ -421,15 +421,15 @@ class Bags:
 
     def _with_groups(self, groups: Any) -> "Bags":
         """The same bags, of other groups."""
-        return self._with(groups=checks.as_groups(groups, self.names))
+        return self._changed(groups=checks.as_groups(groups, self.names))
 
-    def _with_digests(self, digests: PerBag) -> "Bags":
+    def with_digests(self, digests: PerBag) -> "Bags":
         """The same bags, with what was seen when their file was made: it holds finite values."""
-        return self._with(_digests=digests, _finite=True)
+        return self._changed(_digests=digests, _finite=True)
 
-    def _with(self, **changed: Any) -> "Bags":
+    def _changed(self, **fields: Any) -> "Bags":
         other = object.__new__(type(self))
-        other._store(**self.__dict__ | changed)
+        other._store(**self.__dict__ | fields)
         return other
 
     # -------------------------------------------------------------- immutability

@@ -56,10 +56,15 @@ class CachedCohort:
     bad: list[tuple[str, str]]
     files: tuple[Path, ...] = ()  # those that were made just now
 
+    @property
+    def digests(self) -> Int[np.ndarray, " B"]:
+        """Of the features of every slide."""
+        return np.array([slide.digest for slide in self.slides])
+
 
 def cached(listing: Listing, cache: Any, skip_bad: bool) -> CachedCohort:
     """The cohort from the cache, which is made where it is missing or older than the files."""
-    found = valid(listing, cache)
+    found = kept(listing, cache)
     if found is None:
         folder = _first_writable(_places(listing, cache))
         with _no_empty_folders(folder):
@@ -72,10 +77,10 @@ def cached(listing: Listing, cache: Any, skip_bad: bool) -> CachedCohort:
     return found
 
 
-def valid(listing: Listing, cache: Any) -> CachedCohort | None:
-    """What is kept of these files as they are now, its own files whole; None if nothing is."""
-    found = (_valid_in(folder, listing) for folder in _places(listing, cache))
-    return next((cohort for cohort in found if cohort is not None), None)
+def kept(listing: Listing, cache: Any = None) -> CachedCohort | None:
+    """What the first place holds that fits the files as they are now, its own files whole."""
+    places = (_kept_in(folder, listing) for folder in _places(listing, cache))
+    return next((found for found in places if found is not None), None)
 
 
 @contextmanager
@@ -154,7 +159,7 @@ def _size_and_time(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def _valid_in(folder: Path, listing: Listing) -> CachedCohort | None:
+def _kept_in(folder: Path, listing: Listing) -> CachedCohort | None:
     try:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         digest = index.pop("digest")

@@ -86,13 +86,10 @@ def _assembled(
             # By name: a part of the cohort has the same metadata.
             "sizes": {s.name: s.told.size for s in found.slides if s.told.size is not None},
         },
-    )
-    bags = bags._with_digests(np.array([s.digest for s in found.slides]))._with_labels(
-        joined.labels, guessed.patients if joined.groups is None else joined.groups
-    )
+    )._with_labels(joined.labels, guessed.patients if joined.groups is None else joined.groups)
     notes = [*joined.notes, *filter(None, [guessed.note]), *guesses, *undecided]
     notes += _notes(found, listing, units)
-    return bags, ReadReport(
+    return bags.with_digests(found.digests), ReadReport(
         format=found.format,
         n_files=len(listing.files),
         n_slides=len(bags),
