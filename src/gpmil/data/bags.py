@@ -360,9 +360,9 @@ class Bags:
         if self._digests is not None:
             return self._digests
         found = np.zeros(len(self), dtype=np.int64)
-        for b, rows in enumerate(self.split(self.features)):
+        for b, own in enumerate(self.split(self.features)):
             digest = FeatureDigest()
-            digest.add(rows)
+            digest.add(own)
             found[b] = digest.number
         if not isinstance(self.features, np.memmap):
             self._store(_digests=found)
