@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 import gpmil
 from gpmil.cli import cv, doctor, options, settings
 from gpmil.runs import judge
-from gpmil.runs.data_card import cache_of, fingerprint
+from gpmil.runs.data_card import cache_of, data_card, fingerprint
 from gpmil.runs.files import read_patches, read_predictions
 from gpmil.runs.judge import NO_PATIENT
 from gpmil.runs.workspace import UNITS
@@ -140,6 +140,16 @@ def test_a_run_on_other_data_is_not_a_repetition(place, tmp_path):
     result = invoke("fit", "--config", tmp_path / "config.json", "--out", tmp_path / "run")
     assert result.exit_code == 2 and "another fingerprint" in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_an_earlier_version_is_repeated(place, tmp_path):
+    """Its fingerprint was made of the features themselves."""
+    card = json.loads((place / "new" / "config.json").read_text())
+    earlier = {"data": {"fingerprint": "5e0"}}
+    card["data"] = data_card(gpmil.read(place / "own.csv"), earlier)
+    (tmp_path / "config.json").write_text(json.dumps(card))
+    ran("predict", "--config", tmp_path / "config.json", "--out", tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["data"] == card["data"]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from writers import tissue, vectors
 
 import gpmil
 from gpmil import Bags
-from gpmil.io import cache, formats, read_with_report, slides
+from gpmil.io import cache, copying, formats, read_with_report, slides
 
 CELLS = tissue()
 N = len(CELLS)
@@ -80,7 +80,10 @@ def test_the_second_time_no_file_is_opened(folder, no_h5):
     assert before == after and str(folder / ".gpmil-cache") in before.cache
 
 
-@pytest.mark.parametrize("change", ["changed", "touched", "added", "removed", "truncated", "index"])
+CHANGES = ["changed", "touched", "added", "removed", "truncated", "overwritten", "index"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_it_is_made_again_when_something_changed(folder, change):
     old = gpmil.read(folder)
     place = next((folder / ".gpmil-cache").iterdir())
@@ -92,11 +95,11 @@ def test_it_is_made_again_when_something_changed(folder, change):
         written(folder, 4)
     elif change == "removed":
         (folder / "s0.h5").unlink()
-    elif change == "truncated":
+    elif change in ("truncated", "overwritten"):
         data = next(place.glob("features-*.bin"))
         kept = data.read_bytes()
         data.unlink()  # a mapped file must not shrink under its reader
-        data.write_bytes(kept[:-2])
+        data.write_bytes(kept[:-2] + (b"" if change == "truncated" else b"\xff\xff"))
     else:
         (place / "index.json").write_text("{")
     new = gpmil.read(folder)
@@ -104,6 +107,19 @@ def test_it_is_made_again_when_something_changed(folder, change):
     assert len(old) == 4 and old.features[0, 0] == vectors(N, dtype="f2")[0, 0]
     orphans = 2 if change == "index" else 0  # nobody knows of them; gone after a day
     assert len(files_in(place)) == 3 + orphans
+
+
+def test_what_is_kept_is_known_without_reading_it(folder, monkeypatch):
+    expected = in_memory(folder)[[2, 0, 3]].digests()
+    assert len(set(expected)) == 3
+    for _ in range(2):  # when it is made, and from the cache
+        bags = gpmil.read(folder)[[2, 0, 3]]
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "isfinite", None)
+            patch.setattr("gpmil.data.bags.FeatureDigest", None)
+            bags.check_finite()
+            found = bags.digests()
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_leftovers_of_a_killed_process_go_after_a_day(folder):
@@ -144,7 +160,7 @@ def test_a_full_disk_is_no_damaged_slide(folder):
             raise OSError(errno.ENOSPC, "no space")
 
     listing = formats.find(folder)
-    copy = cache._Copy(listing, formats.opener(listing)[1], None, skip_bad=True)
+    copy = copying.CohortCopy(listing, formats.opener(listing)[1], None, skip_bad=True)
     with pytest.raises(ValueError, match="the disk is full"):
         copy.run(Full())
     assert copy.bad == []

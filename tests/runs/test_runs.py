@@ -1,6 +1,7 @@
 """Runs as folders: interrupted and continued, refused and replaced; tables and metrics."""
 
 import gzip
+import hashlib
 import json
 import logging
 from pathlib import Path
@@ -15,7 +16,7 @@ import gpmil
 from gpmil.decide import metrics
 from gpmil.models.base import log_odds
 from gpmil.runs import judge
-from gpmil.runs.data_card import fingerprint, steps
+from gpmil.runs.data_card import data_card, fingerprint, steps
 from gpmil.runs.files import (
     PREDICTIONS,
     patch_file,
@@ -202,6 +203,20 @@ def test_the_fingerprint_sees_every_part(slides, cohort):
         of(instance_labels=None),
     ]
     assert len({same, *others}) == 7
+
+
+def test_a_run_of_an_earlier_version_is_known_by_its_own_fingerprint(cohort):
+    parts = [cohort.features.tobytes()]
+    parts += [json.dumps([str(w) for w in v]).encode() for v in (cohort.names, cohort.groups)]
+    columns = ("offsets", "labels", "instance_labels", "coords", "step")
+    parts += [getattr(cohort, name).tobytes() for name in columns]
+    parts += [getattr(cohort.adjacency, name).tobytes() for name in ("indptr", "indices", "data")]
+    noted = hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+    before = {"data": {"fingerprint": noted}}
+    assert data_card(cohort, before)["fingerprint"] == noted
+    now = data_card(cohort)
+    assert now["fingerprint"] == fingerprint(cohort) != noted
+    assert data_card(cohort, {"data": now})["fingerprint"] == fingerprint(cohort)
 
 
 def test_steps_are_numbers_or_pairs(slides):

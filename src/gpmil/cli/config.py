@@ -30,7 +30,7 @@ def run_config(
         "options": options,
         "model": model,
         "versions": package_versions(),
-        "data": data_card(bags),
+        "data": data_card(bags, before),
         "cache": None if cache is None else str(cache),
         "read": lines,
     }

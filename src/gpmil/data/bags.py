@@ -17,6 +17,7 @@ from scipy.sparse import csr_array, issparse
 from gpmil.data import checks, extraction, frames, positions, rows
 from gpmil.data.checks import UNKNOWN, PerBag, PerInstance, count, listed, offsets_of
 from gpmil.data.classes import Labels
+from gpmil.data.digests import FeatureDigest
 from gpmil.data.neighbours import Coords, Offsets, bag_index
 from gpmil.data.positions import Steps
 
@@ -94,6 +95,8 @@ class Bags:
     graph: str | None
     class_names: tuple[str, str] | None
     _metadata: dict[str, Any]
+    _finite = False  # whether somebody has looked
+    _digests: PerBag | None = None  # where they are known
 
     def __init__(
         self,
@@ -302,9 +305,10 @@ class Bags:
     def check_finite(self) -> None:
         """Raise ValueError, naming the bags, if a feature is NaN or infinite.
 
-        Features in memory are looked at once, those in a file each time.
+        Features in memory are looked at once, and those that `gpmil.read` keeps in its cache when
+        it is made; those in any other file each time.
         """
-        if self.__dict__.get("_finite", False):
+        if self._finite:
             return
         bad = rows.count_not_finite(self.features)
         if bad.any():
@@ -314,7 +318,20 @@ class Bags:
                 f"{len(self)} bags: {listed(self.names[where])}. "
                 "Remove those instances or compute their features again."
             )
-        self.__dict__["_finite"] = not isinstance(self.features, np.memmap)
+        self._store(_finite=not isinstance(self.features, np.memmap))
+
+    def digests(self) -> PerBag:
+        """A number per bag that tells its features from any others, (B,)."""
+        if self._digests is not None:
+            return self._digests
+        found = np.zeros(len(self), dtype=np.int64)
+        for b, own in enumerate(self.split(self.features)):
+            digest = FeatureDigest()
+            digest.add(own)
+            found[b] = digest.number
+        if not isinstance(self.features, np.memmap):
+            self._store(_digests=found)
+        return found
 
     # -------------------------------------------------------------- a sequence of bags
 
@@ -342,7 +359,14 @@ class Bags:
             instance_labels=self.instance_labels[here],
             adjacency=rows.take_blocks(self.adjacency, self.offsets, chosen, offsets, here),
             step=None if self.step is None else self.step[chosen],
+            _digests=None if self._digests is None else self._digests[chosen],
         )
+
+    def in_memory(self) -> "Bags":
+        """The same bags; features in a file are read into memory, for whoever needs them again."""
+        if not isinstance(self.features, np.memmap):
+            return self
+        return self._changed(features=np.array(self.features))
 
     def _with_labels(self, found: Labels, groups: Any = None) -> "Bags":
         """The same bags with other labels, and other groups where they are given."""
@@ -357,6 +381,10 @@ class Bags:
     def _with_groups(self, groups: Any) -> "Bags":
         """The same bags, of other groups."""
         return self._changed(groups=checks.as_groups(groups, self.names))
+
+    def with_digests(self, digests: PerBag) -> "Bags":
+        """The same bags, with what was seen when their file was made: it holds finite values."""
+        return self._changed(_digests=digests, _finite=True)
 
     def _changed(self, **fields: Any) -> "Bags":
         other = object.__new__(type(self))

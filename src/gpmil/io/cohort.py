@@ -12,7 +12,8 @@ from gpmil.data import classes, extraction, graphs
 from gpmil.data.bags import Bags
 from gpmil.data.checks import UNKNOWN, count, listed, offsets_of
 from gpmil.io import patients, steps
-from gpmil.io.cache import Kept, Stored, discarded_on_failure, stored
+from gpmil.io.cache import CachedCohort, cached, discarded_on_failure
+from gpmil.io.copying import CopiedSlide
 from gpmil.io.formats import Listing
 from gpmil.io.labels import JoinedLabels, join
 from gpmil.io.report import NO_POSITIONS, ReadReport, cohort_facts
@@ -37,7 +38,7 @@ def read(
     else:
         # Whatever is wrong with the table, before hours are spent on the slides.
         join(list(listing.files), labels, **said)
-    found = stored(listing, cache, skip_bad)
+    found = cached(listing, cache, skip_bad)
     names = [s.name for s in found.slides]
     joined = _own_labels(found.slides) if labels is None else join(names, labels, **said)
     guessed = patients.Guess()
@@ -50,7 +51,7 @@ def read(
 
 def _assembled(
     listing: Listing,
-    found: Stored,
+    found: CachedCohort,
     joined: JoinedLabels,
     guessed: patients.Guess,
     step: Any,
@@ -74,7 +75,7 @@ def _assembled(
         metadata=_metadata(found, facts, units),
     )._with_labels(joined.labels, guessed.patients if joined.groups is None else joined.groups)
     notes = (*joined.notes, *filter(None, [guessed.note]), *guesses, *undecided)
-    return bags, ReadReport(
+    return bags.with_digests(found.digests), ReadReport(
         format=found.format,
         n_files=len(listing.files),
         encoder=facts.get("encoder"),
@@ -94,7 +95,7 @@ def _assembled(
     )
 
 
-def _metadata(found: Stored, facts: extraction.Facts, units: str) -> dict[str, Any]:
+def _metadata(found: CachedCohort, facts: extraction.Facts, units: str) -> dict[str, Any]:
     return {
         **facts,
         "format": found.format,
@@ -119,14 +120,14 @@ def refuse(options: dict[str, Any]) -> None:
             )
 
 
-def _own_labels(slides: Sequence[Kept]) -> JoinedLabels:
+def _own_labels(slides: Sequence[CopiedSlide]) -> JoinedLabels:
     """The labels that the files hold themselves, where they do."""
     found = classes.encode(s.told.label for s in slides)
     without = tuple(s.name for s, value in zip(slides, found.values) if value == UNKNOWN)
     return JoinedLabels(found, matched=len(slides) - len(without), slides_without_label=without)
 
 
-def _extraction(slides: Sequence[Kept]) -> tuple[extraction.Facts, list[str]]:
+def _extraction(slides: Sequence[CopiedSlide]) -> tuple[extraction.Facts, list[str]]:
     """What all slides say of how their features were made, and notes where not all say the same."""
     said = [extraction.known(asdict(s.told)) for s in slides]
     facts: extraction.Facts = {}
@@ -147,7 +148,7 @@ def _extraction(slides: Sequence[Kept]) -> tuple[extraction.Facts, list[str]]:
     return facts, notes
 
 
-def _coords(found: Stored, graph: str | None, listing: Listing) -> np.ndarray | None:
+def _coords(found: CachedCohort, graph: str | None, listing: Listing) -> np.ndarray | None:
     """Positions of all patches, or None; some slides with and some without are an error."""
     mixed = 0 < len(found.without_coords) < len(found.slides)
     if mixed and graph not in (None, "chain"):
@@ -168,7 +169,7 @@ def _units(units: set[str], listing: Listing) -> str:
     return units.pop()
 
 
-def _notes(found: Stored, listing: Listing, units: str) -> list[str]:
+def _notes(found: CachedCohort, listing: Listing, units: str) -> list[str]:
     said = Counter(s.told.note for s in found.slides if s.told.note)
     notes = list(said)
     if len(listing.formats) > 1:

@@ -4,7 +4,6 @@ Their predictions of the bags they have not seen calibrate the slides, tell whic
 accepted, and say how high the patches of negative bags score (room decide).
 """
 
-import hashlib
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +81,7 @@ class CrossFit:
             labels,
             groups,
             fold,
-            fingerprints(bags),
+            bags.digests(),
             odds,
             reference,
             SlideCalibrator.fit(odds, labels) if calibrated else None,
@@ -124,7 +123,7 @@ class CrossFit:
     def _own(self, bags: Bags) -> tuple[Bool[np.ndarray, " b"], Int[np.ndarray, " b"]]:
         """Which bags were in the training cohort, and where."""
         order = np.argsort(self.fingerprints, kind="stable")
-        ordered, found = self.fingerprints[order], fingerprints(bags)
+        ordered, found = self.fingerprints[order], bags.digests()
         place = np.minimum(np.searchsorted(ordered, found), len(ordered) - 1)
         return ordered[place] == found, order[place]
 
@@ -150,12 +149,3 @@ def restore(
 def suspicion(found: InstancePredictions) -> Float[np.ndarray, " N"]:
     """The score that patches are compared by: m*/sd, which is P(h = 1) without its rounding."""
     return found.mean / found.std
-
-
-def fingerprints(bags: Bags) -> Int[np.ndarray, " B"]:
-    """A number per bag that tells whether it is one of the training bags."""
-    found = [
-        hashlib.blake2b(np.ascontiguousarray(rows).tobytes(), digest_size=8).digest()
-        for rows in np.split(bags.features, bags.offsets[1:-1])
-    ]
-    return np.array([int.from_bytes(f, "little", signed=True) for f in found], dtype=np.int64)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from jaxtyping import Float
 from gpmil.data import classes
 from gpmil.data.bags import Bags
 
+KIND = "slides-"  # before fingerprints that are made of digests of slides
+
 
 def cache_of(card: Mapping[str, Any]) -> Path | None:
     """Where a run kept the features, as it was said; None: where `gpmil.read` keeps them anyway."""
@@ -19,23 +21,39 @@ def cache_of(card: Mapping[str, Any]) -> Path | None:
     return None if given is None else Path(given)
 
 
-def data_card(bags: Bags) -> dict[str, Any]:
-    """What a run remembers of its data; the fingerprint changes when they do."""
+def data_card(bags: Bags, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a run remembers of its data; the fingerprint changes when they do.
+
+    `before` is the configuration of a run to be repeated, whose fingerprint may be of a kind that
+    earlier versions made.
+    """
     known = bags.metadata.get("classes") or classes.of_codes(bags.labels, bags.class_names)
+    noted = str((before or {}).get("data", {}).get("fingerprint", KIND))
+    made = fingerprint(bags) if noted.startswith(KIND) else _earlier_fingerprint(bags)
     return {
         "slides": len(bags),
         "patches": bags.n_instances,
         "features": bags.n_features,
-        "fingerprint": fingerprint(bags),
+        "fingerprint": made,
         "classes": {name: list(facts) for name, facts in known.items()},
     }
 
 
 def fingerprint(bags: Bags) -> str:
-    """A digest of everything that a result can depend on, slide by slide: files stay on disk."""
+    """A digest of everything that a result can depend on; features are known by their digests."""
+    return KIND + _digest(bags, [bags.digests().tobytes()])
+
+
+def _earlier_fingerprint(bags: Bags) -> str:
+    """The same from the features themselves, which have to be read for it."""
+    rows = bags.split(bags.features)
+    return _digest(bags, (np.ascontiguousarray(one).data for one in rows))
+
+
+def _digest(bags: Bags, features: Iterable[bytes | memoryview]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for a, b in zip(bags.offsets[:-1], bags.offsets[1:]):
-        digest.update(np.ascontiguousarray(bags.features[a:b]).data)
+    for part in features:
+        digest.update(part)
     groups = [] if bags.groups is None else bags.groups.tolist()
     for words in (bags.names.tolist(), groups):
         digest.update(json.dumps([str(w) for w in words]).encode())

@@ -233,9 +233,9 @@ def _is_strength(text: str) -> bool:
         return False
 
 
-def read_patches(file: Path) -> pd.DataFrame:
+def read_patches(file: Path, needed: Iterable[str] = ()) -> pd.DataFrame:
     """patches/<slide>.csv.gz: what gpmil writes as numbers, other columns as texts."""
-    frame = read_table(file, "a whole table of patches")
+    frame = read_table(file, "a whole table of patches", needed)
     for name in PATCH_COLUMNS.keys() & set(frame):
         column = frame[name]
         if name == "flagged":

@@ -1,7 +1,7 @@
 """How good the predictions of a run are: metrics.json, from the files of the run alone."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from gpmil.decide import metrics
-from gpmil.files.foreign import BadFile
-from gpmil.runs.files import PATCHES, coupling_folder, patch_file, read_patches
+from gpmil.runs.files import coupling_folder, patch_path, read_patches
 
 RESAMPLES = 1000
 MANY_PATCHES, FEWER_RESAMPLES = 200_000, 200
@@ -28,26 +27,30 @@ def judge_run(folder: Path, predictions: pd.DataFrame, patch_labels: Any = None)
     those of patches in place of the tables' own.
     """
     if "coupling" not in predictions:
-        return _judge(predictions, folder / PATCHES, patch_labels)
+        return _judge(predictions, folder, "", patch_labels)
     found = {
-        str(c): _judge(rows, folder / PATCHES / coupling_folder(str(c)), patch_labels)
+        str(c): _judge(rows, folder, coupling_folder(str(c)), patch_labels)
         for c, rows in predictions.groupby("coupling", sort=False)
     }
     return {"couplings": found} if any(found.values()) else {}
 
 
-def _judge(rows: pd.DataFrame, patches: Path, patch_labels: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    known = rows[rows["label"].notna()]
+def _judge(rows: pd.DataFrame, folder: Path, under: str, patch_labels: Any) -> dict[str, Any]:
+    """Of one coupling, whose tables of patches lie in patches/<under>."""
     patient = np.where(rows["patient"] == "", "slide " + rows["slide"], rows["patient"])
-    if len(known):
-        groups = patient[rows["label"].notna()]
-        found["slides"] = _slide_metrics(known, groups)
-    truth = _patch_metrics(rows["slide"], patient, patches, patch_labels)
-    return found | ({"patches": truth} if truth else {})
+    rows = rows.assign(group=patient)
+    known = rows[rows["label"].notna()]
+    found = {"slides": _slide_metrics(known)} if len(known) else {}
+    first = rows.drop_duplicates("slide")
+    labelled = _labelled_patches(first["slide"], folder, under, patch_labels)
+    if labelled:
+        groups = first.set_index("slide")["group"].loc[list(labelled)]
+        found["patches"] = _patch_metrics(list(labelled.values()), groups.to_numpy())
+    return found
 
 
-def _slide_metrics(known: pd.DataFrame, groups: np.ndarray) -> dict[str, Any]:
+def _slide_metrics(known: pd.DataFrame) -> dict[str, Any]:
+    groups = known["group"].to_numpy()
     labels = known["label"].to_numpy().astype(np.int64)
     probability = known["probability"].to_numpy()
     estimates = metrics.bag_metrics(labels, probability, groups=groups, n_bootstrap=RESAMPLES)
@@ -68,25 +71,24 @@ def _slide_metrics(known: pd.DataFrame, groups: np.ndarray) -> dict[str, Any]:
     return found
 
 
-def _patch_metrics(
-    slides: pd.Series, patient: np.ndarray, folder: Path, patch_labels: Any
-) -> dict[str, Any]:
-    """Of all slides whose patches have labels, each slide once."""
-    tables, groups = [], []
-    for slide, group in zip(*_once(slides, patient)):
-        file = folder / patch_file(slide)
+def _labelled_patches(
+    slides: Iterable[str], folder: Path, under: str, patch_labels: Any
+) -> dict[str, pd.DataFrame]:
+    """The tables of the slides that have any label of a patch."""
+    found = {}
+    for slide in slides:
+        file = patch_path(folder, slide, under)
         if not file.is_file():
             continue
-        table = read_patches(file)
-        if "probability" not in table:
-            raise BadFile(f"{file} has no column 'probability': was it changed by hand?")
+        table = read_patches(file, ["probability"])
         if patch_labels is not None:
             table["label"] = patch_labels(slide, table)
         if "label" in table and table["label"].notna().any():
-            tables.append(table)
-            groups.append(group)
-    if not tables:
-        return {}
+            found[slide] = table
+    return found
+
+
+def _patch_metrics(tables: Sequence[pd.DataFrame], groups: np.ndarray) -> dict[str, Any]:
     bag = np.repeat(np.arange(len(tables)), [len(t) for t in tables])
     every = pd.concat(tables, ignore_index=True)
     labels = every["label"].fillna(-1).to_numpy().astype(np.int64)
@@ -97,7 +99,7 @@ def _patch_metrics(
         every["probability"].to_numpy(),
         bag,
         decision=flagged,
-        groups=np.array(groups),
+        groups=groups,
         n_bootstrap=resamples,
     )
     return {
@@ -108,11 +110,6 @@ def _patch_metrics(
         "resamples": resamples,
         "metrics": _plain(estimates),
     }
-
-
-def _once(slides: pd.Series, patient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    first = ~slides.duplicated().to_numpy()
-    return slides.to_numpy()[first], patient[first]
 
 
 def _plain(estimates: Mapping[str, metrics.Estimate]) -> dict[str, dict[str, Any]]:

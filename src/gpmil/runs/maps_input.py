@@ -20,6 +20,7 @@ from gpmil.files.foreign import BadFile, reading
 from gpmil.runs.files import (
     CARD,
     ENDING,
+    PATCH_COLUMNS,
     PATCHES,
     PREDICTIONS,
     read_card,
@@ -38,7 +39,6 @@ MICRONS, CENTRE = "microns", "centre"
 SHOWN = 3  # names in a message
 
 Pair = tuple[float, float]
-LARGEST_STD = 1e30  # what a table may say, as in runs.files
 
 
 @dataclass(frozen=True)
@@ -218,19 +218,14 @@ def run_of(run: Path) -> Path | None:
 
 
 def known_sides(card: dict[str, Any], key: str) -> dict[str, Pair]:
-    """Steps (or sizes) that a run has noted: {slide: number or [x, y]}."""
+    """Steps (or sizes) that a run has noted: {slide: number or [x, y]}, as `read_card` checks."""
     noted = card.get(key) or {}
-    if not isinstance(noted, dict):
-        raise ValueError(f'{CARD}: expected "{key}" to be {{slide: number}}, found {noted!r}.')
-    return {str(slide): pair(side, f"{key} of {slide} in {CARD}") for slide, side in noted.items()}
+    return {slide: pair(side, f"{key} of {slide} in {CARD}") for slide, side in noted.items()}
 
 
-def pair(value: Any, name: str) -> Pair:
-    """A positive number, or one an axis, as two."""
-    try:
-        given = np.asarray(value, dtype=np.float64).ravel()
-    except (TypeError, ValueError):
-        given = np.zeros(0)
+def pair(value: float | list[float], name: str) -> Pair:
+    """A positive number, or one per axis, as two."""
+    given = np.asarray(value, dtype=np.float64).ravel()
     if given.size not in (1, 2) or not (np.isfinite(given) & (given > 0)).all():
         raise ValueError(f"{name}: expected a positive number, or two, found {value!r}.")
     return float(given[0]), float(given[-1])
@@ -333,7 +328,9 @@ def _largest_std(table: PatchTable) -> float:
             values = np.asarray(frame, dtype=np.float64)
     except BadFile:
         return 0.0
-    return float(values[np.abs(values) < LARGEST_STD].max(initial=0.0))  # no NaN is below
+    return float(
+        values[np.abs(values) < PATCH_COLUMNS["sd"].high].max(initial=0.0)
+    )  # no NaN is below
 
 
 def _shown_step(patches: Patches) -> Pair | None:

@@ -48,10 +48,10 @@ def part_of(found: Sequence[PatchTable]) -> dict[str, str]:
 
 
 # --- Making them ----------------------------------------------------------------------------------
-class Making:
+class MapFolder:
     """A folder that is being filled: files that are there already are not made again."""
 
-    def __init__(self, folder: Path, log: TextIO, here: dict[str, str], kept: "Kept"):
+    def __init__(self, folder: Path, log: TextIO, here: dict[str, str], kept: "EarlierFiles"):
         self.folder, self.log, self.kept = folder, log, kept
         self.here = here  # digests of the files in the folder, by name
         self.now: dict[str, str] = {}  # digests of the files of this call
@@ -83,7 +83,7 @@ class Making:
 
 
 @dataclass(frozen=True)
-class Kept:
+class EarlierFiles:
     """What earlier calls have put into the folder: digests by name, and the part of the run."""
 
     made: dict[str, str]
@@ -91,7 +91,7 @@ class Kept:
     again: bool = False  # nothing of it is good enough
 
     @classmethod
-    def of(cls, out: Path, again: bool) -> "Kept":
+    def of(cls, out: Path, again: bool) -> "EarlierFiles":
         """What config.json there says, less files that were deleted; nothing where there is none.
 
         The maps that `gpmil demo` has drawn are not on a list: they have no digest.
@@ -124,14 +124,14 @@ def _digest(facts: list[Any], table: PatchTable) -> str:
 
 
 @contextmanager
-def making(wanted: Wanted, card: dict[str, Any]) -> Iterator[Making]:
+def making(wanted: Wanted, card: dict[str, Any]) -> Iterator[MapFolder]:
     """A folder whose files are added to `wanted.out` when the block ends.
 
     Where that fails, finished files stay in `<out>.partial` for the same command to continue.
     """
     assert wanted.out is not None
     out = _check_place(wanted.out)
-    kept, part = Kept.of(out, wanted.overwrite), card.get("part", "")
+    kept, part = EarlierFiles.of(out, wanted.overwrite), card.get("part", "")
     if kept.made and kept.part != part:
         raise ValueError(
             f"{wanted.out} holds files of {kept.part or 'the run as a whole'}, to which those of "
@@ -141,7 +141,7 @@ def making(wanted: Wanted, card: dict[str, Any]) -> Iterator[Making]:
     _check_partial(partial)
     partial.mkdir(parents=True, exist_ok=True)
     with locked(partial) as unlock, (partial / MADE).open("a+", encoding="utf-8") as log:
-        work = Making(partial, log, {} if wanted.overwrite else _noted(log), kept)
+        work = MapFolder(partial, log, {} if wanted.overwrite else _noted(log), kept)
         try:
             yield work
             log.close()  # an open file would keep its folder from being renamed on Windows
@@ -187,7 +187,7 @@ def _add(partial: Path, out: Path) -> None:
     partial.rmdir()
 
 
-def _keep(partial: Path, work: Making) -> str:
+def _keep(partial: Path, work: MapFolder) -> str:
     """Away with a folder without a finished file; else what to say of it."""
     if work.here:
         return f"What is finished is kept in {partial}: the same command continues from there."
@@ -212,7 +212,7 @@ def _noted(log: TextIO) -> dict[str, str]:
     return {name: digest for digest, _, name in pairs}
 
 
-def say_done(work: Making, thing: str, out: Path | None) -> None:
+def say_done(work: MapFolder, thing: str, out: Path | None) -> None:
     """How much was asked for and where it is, with how much else."""
     count, all_there = len(work.now), len(work.kept.made | work.now)
     more = f", which has {all_there} in all" if all_there > count else ""

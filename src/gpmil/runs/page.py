@@ -203,7 +203,7 @@ def _by(run: RunContents) -> str:
 def _metric_table(
     judged: dict[str, dict[str, Any]], what: str, names: dict[str, str], caption: str
 ) -> Table:
-    """A row a metric, as metrics.json has it; a column for each of several couplings."""
+    """One row per metric, as metrics.json has it; one column per coupling, if there are several."""
     parts = {
         name or "value": found[what]["metrics"] for name, found in judged.items() if what in found
     }
@@ -287,7 +287,7 @@ def _map(run: RunContents, row: pd.Series) -> Picture | None:
 
 
 def _maps_by_coupling(run: RunContents, row: pd.Series) -> Picture | None:
-    """The maps of one slide side by side, one a coupling: the weaker the coupling, the rougher."""
+    """The maps of one slide side by side, one per coupling: the weaker, the rougher."""
     tables = [_placed(run, row, run.patches(row, c)) for c in run.couplings]
     found = {c: t for c, t in zip(run.couplings, tables) if t is not None}
     if not found:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from gpmil.data.bags import Bags
 from gpmil.decide.refer import ReferRule
 from gpmil.models import BagClassifier, InstancePredictions
-from gpmil.models.base import log_odds
 from gpmil.models.checks import count, share
 from gpmil.models.fitted import FittedGP
 from gpmil.runs.files import LEVEL, coupling_folder, patch_path
@@ -93,7 +92,7 @@ def predict_in_batches(
             step(f"{unit} of {len(parts)}: from before")
             continue
         step(f"{unit} of {len(parts)}: {len(part)} slides")
-        rows, patches = predict(model, bags[part], asked, rule)
+        rows, patches = predict(model, bags[part].in_memory(), asked, rule)
         write_patches(space, bags.names[part].tolist(), patches, under)
         if coupling:
             rows.insert(2, "coupling", coupling)
@@ -104,56 +103,27 @@ def predict_in_batches(
 def predict(
     model: BagClassifier, bags: Bags, asked: Asked, rule: ReferRule | None
 ) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
-    """Rows of predictions.csv, and a table of patches for every slide (none from some models)."""
-    log_negative, instances = _both(model, bags, asked.rate)
-    calibrated = model._calibrate(log_negative)
-    probability = -np.expm1(calibrated)
-    low, high = _intervals(model, bags, asked.interval_patches)
+    """Rows of predictions.csv, and one table of patches per slide (none from some models)."""
+    found = model.predict_all(
+        bags, rate=asked.rate, level=LEVEL, interval_size=asked.interval_patches
+    )
     decision = np.full(len(bags), "", dtype=object)
     if rule is not None:
-        decision[:] = np.where(rule.decide(probability), "accept", "refer")
-    patients = "" if bags.groups is None else bags.groups.astype(str)
+        decision[:] = np.where(rule.decide(found.proba[:, 1]), "accept", "refer")
     rows = pd.DataFrame(
         {
             "slide": bags.names.astype(str),
-            "patient": patients,
-            "probability": probability,
-            "low": low,
-            "high": high,
-            "log_odds": log_odds(calibrated),
+            "patient": "" if bags.groups is None else bags.groups.astype(str),
+            "probability": found.proba[:, 1],
+            "low": found.interval[:, 0],
+            "high": found.interval[:, 1],
+            "log_odds": found.log_odds,
             "decision": decision,
             "label": [str(y) if y >= 0 else "" for y in bags.labels],
         }
     )
-    return rows, [] if instances is None else [patch_table(p) for p in instances.split()]
-
-
-def _both(
-    model: BagClassifier, bags: Bags, rate: float
-) -> tuple[Float[np.ndarray, " B"], InstancePredictions | None]:
-    if isinstance(model, FittedGP):
-        found = model.predict_all(bags, rate=rate)
-        return found.log_proba_negative, found.instances
-    if hasattr(model, "predict_all"):
-        found = model.predict_all(bags)
-        return found.log_proba_negative, found.instances
-    log_negative, _ = model.log_proba_negative(bags)
-    try:
-        return log_negative, model.predict_instances(bags)
-    except ValueError as error:  # the bags are fine, as the line above shows
-        logger.info("no tables of patches: %s", error)
-        return log_negative, None
-
-
-def _intervals(
-    model: BagClassifier, bags: Bags, most: int
-) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
-    """Where the probability lies at LEVEL; nan where that is not known, or too dear."""
-    low, high = np.full(len(bags), np.nan), np.full(len(bags), np.nan)
-    small = bags.sizes <= most
-    if isinstance(model, FittedGP) and small.any():
-        low[small], high[small] = model.predict_interval(bags[small], level=LEVEL)
-    return low, high
+    patches = [] if found.instances is None else found.instances.split()
+    return rows, [patch_table(each) for each in patches]
 
 
 def patch_table(found: InstancePredictions) -> pd.DataFrame:

@@ -4,8 +4,8 @@
                             of the grids and sides of the patches
     model/                  the fitted model (`gpmil.load`)
     splits.csv              who was trained on and who was tested
-    predictions.csv         a row a slide
-    patches/<slide>.csv.gz  a row a patch; patches/coupling-<c>/ for each of several couplings,
+    predictions.csv         one row per slide
+    patches/<slide>.csv.gz  one row per patch; patches/coupling-<c>/ if there are several couplings,
                             patches/repeat-<k>/ for the later repeats of a cross-validation
     labels.csv              what gpmil evaluate was given in place of the labels that were read
     metrics.json            with intervals by patient, or by slide where no patient is known

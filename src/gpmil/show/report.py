@@ -59,7 +59,7 @@ def page(title: str, lead: str, sections: Sequence[Section], contents: bool = Fa
     (True, True, True)
     """
     environment = Environment(
-        loader=PackageLoader("gpmil"),
+        loader=PackageLoader("gpmil.show"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

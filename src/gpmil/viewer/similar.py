@@ -228,13 +228,12 @@ def _opener(path: Path, source: Mapping[str, Any], caches: list[Path]) -> Callab
     if listing is None:
         return _table_opener(path, source)
     for given in (*caches, None):
-        for folder in cache._places(listing, given):
-            found = cache.valid(folder, listing)
-            if found is not None:
-                offsets = offsets_of(np.array([s.n for s in found.slides]))
-                names = [s.name for s in found.slides]
-                known = Features(found.features, offsets, names, found.coords)
-                return lambda: known
+        found = cache.kept(listing, given)
+        if found is not None:
+            offsets = offsets_of(np.array([s.n for s in found.slides]))
+            names = [s.name for s in found.slides]
+            known = Features(found.features, offsets, names, found.coords)
+            return lambda: known
     raise ValueError(f"the kept features of {path} are not found, or older than its files.")
 
 
