@@ -70,13 +70,9 @@ class Stored:
 
 def stored(listing: Listing, cache: Any, skip_bad: bool) -> Stored:
     """The cohort from the cache, which is made where it is missing or older than the files."""
-    places = _places(listing, cache)
-    for folder in places:
-        found = valid(folder, listing)
-        if found is not None:
-            break
-    else:
-        folder = _first_writable(places)
+    found = kept(listing, cache)
+    if found is None:
+        folder = _first_writable(_places(listing, cache))
         with _no_empty_folders(folder):
             index = _build(folder, listing, skip_bad)
         made = (folder / "index.json", *(folder / index[part] for part in ("features", "arrays")))
@@ -85,6 +81,12 @@ def stored(listing: Listing, cache: Any, skip_bad: bool) -> Stored:
         name, reason = found.bad[0]
         raise ValueError(f"{listing.files[name]}: {reason}. {SKIP}")
     return found
+
+
+def kept(listing: Listing, cache: Any = None) -> Stored | None:
+    """What the first place holds that fits the files as they are now."""
+    places = (valid(folder, listing) for folder in _places(listing, cache))
+    return next((found for found in places if found is not None), None)
 
 
 @contextmanager
