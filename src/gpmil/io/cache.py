@@ -70,7 +70,7 @@ class Stored:
 
 def stored(listing: Listing, cache: Any, skip_bad: bool) -> Stored:
     """The cohort from the cache, which is made where it is missing or older than the files."""
-    found = kept(listing, cache)
+    found = valid(listing, cache)
     if found is None:
         folder = _first_writable(_places(listing, cache))
         with _no_empty_folders(folder):
@@ -83,10 +83,10 @@ def stored(listing: Listing, cache: Any, skip_bad: bool) -> Stored:
     return found
 
 
-def kept(listing: Listing, cache: Any = None) -> Stored | None:
-    """What the first place holds that fits the files as they are now."""
-    places = (valid(folder, listing) for folder in _places(listing, cache))
-    return next((found for found in places if found is not None), None)
+def valid(listing: Listing, cache: Any) -> Stored | None:
+    """What is kept of these files as they are now, its own files whole; None if nothing is."""
+    found = (_valid_in(folder, listing) for folder in _places(listing, cache))
+    return next((cohort for cohort in found if cohort is not None), None)
 
 
 @contextmanager
@@ -165,7 +165,7 @@ def _sources(listing: Listing) -> dict[str, list[int]]:
     return found
 
 
-def valid(folder: Path, listing: Listing) -> Stored | None:
+def _valid_in(folder: Path, listing: Listing) -> Stored | None:
     """What is kept, if it is of these files as they are now and its own files are whole."""
     try:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))

@@ -34,7 +34,7 @@ EXTENSIONS = (
     *(".czi", ".dcm", ".zvi", ".png", ".jpg", ".jpeg"),
 )
 LONGEST = 1600  # pixels of a thumbnail's longer side
-BLOCK = 4096  # pixels a side that are read at once: a slide without small levels fits too
+BLOCK = 4096  # pixels per side that are read at once: a slide without small levels fits too
 
 Extent = tuple[float, float, float, float]  # left, right, bottom, top; y downwards
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels

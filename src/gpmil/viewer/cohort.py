@@ -2,8 +2,8 @@
 
 Labels that `gpmil evaluate` was given take the place of those that a run has read.
 
-Slides of several runs are matched by name. A run of `gpmil cv --repeats` has several rows a slide
-and shows the first; a run with several couplings has a table for each.
+Slides of several runs are matched by name. A run of `gpmil cv --repeats` has several rows per
+slide and shows the first; a run with several couplings has a table for each.
 """
 
 import gzip

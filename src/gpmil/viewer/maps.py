@@ -24,13 +24,13 @@ from gpmil.data.graphs import infer_step
 from gpmil.files.foreign import BadFile
 from gpmil.runs.files import read_patches
 from gpmil.show import qupath
+from gpmil.show.raster import ON_LATTICE
 from gpmil.show.slides import SlideInfo
 from gpmil.viewer.cohort import Missing, ShownCohort, ShownRun, as_dict
 from gpmil.viewer.store import Store
 
 MAGIC = b"GPM1"
 MOST_BYTES = 100_000_000  # of maps that are kept
-ON_LATTICE = 0.05  # steps by which patches of one lattice may lie beside it, as in heat maps
 MOST_CELLS, LONGEST_SIDE = 64_000_000, 16_384  # of a grid that a browser can draw; uint16 holds it
 THUMBNAIL = 160  # pixels of the longer side
 MICRONS, CENTRE = "microns", "centre"
@@ -174,7 +174,7 @@ def _sides(run: ShownRun, slide: str, x: Column, y: Column, step: Pair | None) -
 
 
 def _pair(value: Any) -> Pair | None:
-    """A positive number, or one an axis, as two; None for anything else."""
+    """A positive number, or one per axis, as two; None for anything else."""
     try:
         given = np.asarray(value, dtype=np.float64).ravel()
     except (TypeError, ValueError):
@@ -248,7 +248,7 @@ def bounds(found: PatchMap) -> list[float]:
 
 
 def thumbnail(found: PatchMap) -> bytes:
-    """A png with a pixel a cell, or the highest of several cells: small lesions stay seen."""
+    """A png with one pixel per cell, or the highest of several cells: small lesions stay seen."""
     width, height, column, row = _pixels(found)
     canvas = np.full((height, width), -1.0)
     known = np.isfinite(found.probability)
@@ -298,12 +298,11 @@ def geojson(found: PatchMap, info: SlideInfo | None, only_flagged: bool) -> Iter
         raise Missing("no patch of this run was tested: there are no flags. Ask for layer=all.")
     coords, size = found.corners * scale, np.array(found.sides) * scale
     offset = (0, 0) if info is None else info.offset
-    columns: Any = (coords, found.probability, found.sd, found.p_value, found.flagged)
+    patches = qupath.Patches(coords, found.probability, found.sd, found.p_value, found.flagged)
 
     def piece(start: int) -> bytes:
-        part = (None if c is None else c[start : start + PIECE] for c in columns)
-        patches = qupath.Patches(*part)  # type: ignore[arg-type]
-        tiles = qupath.to_geojson(patches, size, offset=offset, only_flagged=only_flagged)
+        part = patches.part(slice(start, start + PIECE))
+        tiles = qupath.to_geojson(part, size, offset=offset, only_flagged=only_flagged)
         return qupath.to_bytes(tiles)
 
     return _joined(piece(start) for start in range(0, len(found), PIECE))

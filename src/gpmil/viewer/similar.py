@@ -228,7 +228,7 @@ def _opener(path: Path, source: Mapping[str, Any], caches: list[Path]) -> Callab
     if listing is None:
         return _table_opener(path, source)
     for given in (*caches, None):
-        found = cache.kept(listing, given)
+        found = cache.valid(listing, given)
         if found is not None:
             offsets = offsets_of(np.array([s.n for s in found.slides]))
             names = [s.name for s in found.slides]
