@@ -40,6 +40,14 @@ from gpmil.paper.results import MethodRun, Results
 PRI = [key_of(c) for c in COUPLINGS]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples():
+    """Intervals are judged in tests/decide: here they only have to be there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(all_models, "N_BOOTSTRAP", 10)
+        yield
+
+
 # --- Made-up results ------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def bags():

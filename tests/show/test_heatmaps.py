@@ -178,7 +178,7 @@ def test_bad_geometry_is_refused(coords, step, message):
 
 
 def test_values_of_another_slide_are_refused():
-    with pytest.raises(ValueError, match="one a patch, 2 in all, found 3"):
+    with pytest.raises(ValueError, match="one per patch, 2 in all, found 3"):
         lay_out(np.array([[0, 0], [1, 0]]), 1).paint(np.zeros(3))
 
 

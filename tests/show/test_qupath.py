@@ -153,9 +153,9 @@ def test_predictions_without_positions_are_refused(plain):
     [
         ({}, {"size": None}, "side of a patch is not known"),
         ({}, {"size": 0}, "size: expected a positive number"),
-        ({}, {"size": (1, 2, 3)}, "size: expected a number, or one an axis"),
+        ({}, {"size": (1, 2, 3)}, "size: expected a positive number, or one per axis"),
         ({}, {"size": 9, "offset": (np.nan, 0)}, "offset: expected a number"),
-        ({"std": np.ones(3)}, {"size": 9}, r"std: expected one value a patch, 7 in all"),
+        ({"std": np.ones(3)}, {"size": 9}, r"std: expected one value per patch, 7 in all"),
         ({"coords": np.full((7, 2), np.nan)}, {"size": 9}, "coords: expected finite"),
         ({"flagged": None}, {"size": 9, "only_flagged": True}, "have no flags"),
         ({"flagged": None}, {"size": 9, "threshold": (0.8, 0.3)}, "expected rising"),

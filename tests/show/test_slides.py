@@ -56,22 +56,22 @@ def test_shrinking_is_averaging_however_it_is_read(monkeypatch, block, downsampl
     monkeypatch.setattr(slides, "BLOCK", block)
     image = noise(192, 160)
     slide = Pyramid(image, downsamples)
-    found = slides._read(slide, (0, 0, 192, 160), (24, 20))
+    found = slides.read_region(slide, (0, 0, 192, 160), (24, 20))
     np.testing.assert_allclose(found, block_mean(image, (24, 20)), atol=1.5)  # rounded twice
     assert slide.largest <= (block + 2) ** 2
 
 
 def test_a_part_is_cut_out_of_the_slide():
     image = noise(192, 160)
-    found = slides._read(Pyramid(image), (64, 32, 128, 64), (64, 32))
+    found = slides.read_region(Pyramid(image), (64, 32, 128, 64), (64, 32))
     np.testing.assert_array_equal(found, image[32:64, 64:128])
 
 
 def test_what_was_not_scanned_has_the_background_colour():
     slide = Pyramid(noise(40, 40), (1.0,), {"openslide.background-color": "F0E0D0"})
-    found = slides._read(slide, (20, 20, 60, 60), (40, 40))
+    found = slides.read_region(slide, (20, 20, 60, 60), (40, 40))
     assert (found[20:, 20:] == [0xF0, 0xE0, 0xD0]).all()
-    assert (slides._read(Pyramid(noise(8, 8)), (8, 0, 16, 8), (8, 8)) == 255).all()
+    assert (slides.read_region(Pyramid(noise(8, 8)), (8, 0, 16, 8), (8, 8)) == 255).all()
 
 
 def test_a_plain_image_is_a_slide(a_png):
@@ -109,7 +109,7 @@ def test_the_margin_of_a_slide_is_its_offset(monkeypatch):
     bounds = {"x": "64", "y": "24", "width": "96", "height": "72"}
     image = noise(192, 160)
     properties = {f"openslide.bounds-{k}": v for k, v in bounds.items()}
-    info = slides._info(Pyramid(image, (1.0,), properties))
+    info = slides.info_of(Pyramid(image, (1.0,), properties))
     assert info.bounds == (64, 24, 96, 72) and info.offset == (64, 24)
     assert slides._region(info, None, slides.Path("x")) == (64, 24, 160, 96)
 

@@ -49,7 +49,8 @@ class SlideCalibrator:
         x = np.asarray(log_odds, dtype=float)
         targets = _platt_targets(zero_one(labels, len(x)))
         if not np.isfinite(x).all():
-            raise ValueError(f"log_odds: expected finite numbers, found {listed(_not_finite(x))}.")
+            odd = x[~np.isfinite(x)].tolist()
+            raise ValueError(f"log_odds: expected finite numbers, found {listed(odd)}.")
         if method == "sigmoid":
             return cls(method, *_sigmoid(x, targets))
         steps = IsotonicRegression(increasing=True).fit(x, targets)
@@ -128,7 +129,3 @@ def tails(level: float) -> tuple[float, float]:
     """
     check_share(level, "level")
     return (1 - level) / 2, (1 + level) / 2
-
-
-def _not_finite(values: np.ndarray) -> list[float]:
-    return values[~np.isfinite(values)].tolist()

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from gpmil.data.checks import listed
+
 ROUNDING = 1e-9  # relative: p-values are fractions and often meet their limit exactly
 
 
@@ -12,6 +14,13 @@ def check_share(value: float, name: str) -> None:
             f"{name}: expected a number between 0 and 1, both excluded, found {value}. Ten percent "
             "is 0.1."
         )
+
+
+def check_within(values: np.ndarray, expected: str) -> None:
+    """Numbers from 0 to 1; `expected` says what they are."""
+    outside = ~((values >= 0) & (values <= 1))
+    if outside.any():
+        raise ValueError(f"{expected}, found {listed(values[outside])}.")
 
 
 def refuse_nan(values: np.ndarray, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Intervals of shares and of the AUC that hold with few slides, of several slides a patient.
+"""Intervals of shares and of the AUC that hold with few slides, of several slides per patient.
 
 A share is given the exact binomial (Clopper-Pearson) interval, of as many independent rows as the
 rows of the patients are worth (`effective_number`). The AUC is given DeLong's variance, with

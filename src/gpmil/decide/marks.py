@@ -31,9 +31,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.stats import false_discovery_control
 
-from gpmil.data.checks import listed
 from gpmil.data.folds import codes
-from gpmil.decide.checks import ROUNDING, check_share, refuse_nan
+from gpmil.decide.checks import ROUNDING, check_share, check_within, refuse_nan
 
 # ------------------------------------------------------------------ p-values
 
@@ -66,7 +65,7 @@ class ConformalReference:
         if len(sizes) > n_folds or not sizes.all():
             raise ValueError(
                 f"conformal p-values need patches of negative bags in each of {n_folds} folds, "
-                f"found {sizes.tolist()} patches a fold. Make the folds with gpmil.data.folds."
+                f"found {sizes.tolist()} patches per fold. Make the folds with gpmil.data.folds."
             )
         order = np.lexsort((scores, fold))
         offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -78,7 +77,7 @@ class ConformalReference:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def weight(self, weights: str) -> Float[np.ndarray, " n"]:
-        """1 a patch, or 1 a bag, shared among its patches."""
+        """1 per patch, or 1 per bag, shared among its patches."""
         if weights not in ("patch", "bag"):
             raise ValueError(f"weights: expected 'patch' or 'bag', found {weights!r}.")
         sizes = np.bincount(codes(self.bag))
@@ -195,10 +194,7 @@ def benjamini_hochberg(
     array([ True, False,  True, False])
     """
     check_share(rate, "rate")
-    if not ((p >= 0) & (p <= 1)).all():
-        raise ValueError(
-            f"p: expected p-values between 0 and 1, found {listed(p[~((p >= 0) & (p <= 1))])}."
-        )
+    check_within(p, "p: expected p-values between 0 and 1")
     everywhere = np.zeros(len(p), dtype=np.int64)
     adjusted = np.empty(len(p))
     for _, rows in _rows(everywhere if groups is None else groups):

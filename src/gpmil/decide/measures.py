@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,14 +13,20 @@ Weights = Float[np.ndarray, " units"]  # how often each patient is in a resample
 Totals = dict[str, Float[np.ndarray, " units"]]  # sums over the rows of each patient
 
 
+class Rows(NamedTuple):
+    """Bags, or patches of known label, that are judged."""
+
+    y: Float[np.ndarray, " n"]
+    p: Float[np.ndarray, " n"]
+    flagged: Bool[np.ndarray, " n"]
+    unit: Int[np.ndarray, " n"]  # the patient, counted from 0
+    bag: Int[np.ndarray, " n"] | None = None  # of patches
+
+
 # --- Sums over the rows of a patient: what a resample weighs --------------------------------------
-def totals_of(
-    y: Float[np.ndarray, " n"],
-    p: Float[np.ndarray, " n"],
-    flagged: Bool[np.ndarray, " n"],
-    unit: Int[np.ndarray, " n"],
-) -> Totals:
+def totals_of(rows: Rows) -> Totals:
     """What every metric counts, summed over the rows of each patient."""
+    y, p, flagged, unit, bag = rows
     columns = {
         "rows": np.ones(len(y)),
         "positive": y,
@@ -29,7 +35,18 @@ def totals_of(
         "log_loss": _log_losses(y, p),
         "brier": (y - p) ** 2,
     }
-    return {name: np.bincount(unit, column) for name, column in columns.items()}
+    found = {name: np.bincount(unit, column) for name, column in columns.items()}
+    if bag is None:
+        return found
+    # The AUCs of a patient's bags that hold both classes, and their number
+    area, mixed = bag_aucs(y, p, bag)
+    unit_of_bag = np.zeros(len(area), dtype=np.int64)
+    unit_of_bag[bag] = unit
+    n_units = len(found["rows"])
+    return found | {
+        "within_bag_auc": np.bincount(unit_of_bag, area, minlength=n_units),
+        "mixed_bags": np.bincount(unit_of_bag, mixed, minlength=n_units),
+    }
 
 
 def _log_losses(y: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -37,22 +54,6 @@ def _log_losses(y: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"]) -> Float
     eps = np.finfo(p.dtype).eps
     q = np.clip(p, eps, 1 - eps).astype(np.float64)
     return -np.where(y == 1, np.log(q), np.log1p(-q))
-
-
-def within_bag_totals(
-    y: Float[np.ndarray, " n"],
-    score: Float[np.ndarray, " n"],
-    bag: Int[np.ndarray, " n"],
-    unit: Int[np.ndarray, " n"],
-) -> Totals:
-    """Sum of the AUCs of a patient's bags that hold both classes, and their number."""
-    area, mixed = bag_aucs(y, score, bag)
-    unit_of_bag = np.zeros(len(area), dtype=np.int64)
-    unit_of_bag[bag] = unit
-    return {
-        "within_bag_auc": np.bincount(unit_of_bag, area, minlength=unit.max() + 1),
-        "mixed_bags": np.bincount(unit_of_bag, mixed, minlength=unit.max() + 1),
-    }
 
 
 def bag_aucs(

@@ -19,9 +19,9 @@ FLAGS = "Pass what was decided, as in (p > 0.3) or predict_instances(bags).flagg
 
 
 def _vector(values: Any, name: str, n: int | None, each: str) -> np.ndarray:
-    """One value a bag (or patch), (n,); a column of Python objects as one of numbers if it is."""
+    """One value per bag (or patch), (n,); a column of Python objects as one of numbers if it is."""
     array = as_array(values, name)
-    expected = f"one value a {each}" + ("" if n is None else f", {n:,} in all")
+    expected = f"one value per {each}" + ("" if n is None else f", {n:,} in all")
     if array.ndim == 2 and array.shape[1] == 2 and name in ("p", "score"):
         raise ValueError(
             f"{name}: expected {expected}, found shape {array.shape}: both columns of "
@@ -57,7 +57,7 @@ def bag_labels(y: Any) -> Float[np.ndarray, " B"]:
 
 
 def patch_labels(labels: Any) -> Int[np.ndarray, " N"]:
-    """0, 1 or -1 a patch, some of them known."""
+    """0, 1 or -1 per patch, some of them known."""
     array = _vector(labels, "labels", None, "patch")
     encoded = encode_instance_labels(array, len(array))
     if (encoded == UNKNOWN).all():
@@ -124,7 +124,7 @@ def patient_numbers(groups: Any, n_bags: int) -> Int[np.ndarray, " B"]:
     if shape != (n_bags,):
         raise ValueError(
             f"groups: expected the patient of each bag, {n_bags:,} in all, found shape {shape}. "
-            "Of patches pass all, with label -1 where unknown, and groups still one a bag."
+            "Of patches pass all, with label -1 where unknown, and groups still one per bag."
         )
     return codes(np.asarray(as_groups(groups, as_names(None, n_bags))))
 

@@ -40,12 +40,11 @@ leans upwards, and of a well calibrated model may lie above the value.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Int
-from scipy.stats import binomtest
+from jaxtyping import Float, Int
 
 from gpmil.data.checks import UNKNOWN
 from gpmil.data.folds import codes
@@ -53,6 +52,7 @@ from gpmil.decide import intervals
 from gpmil.decide.estimates import COUNTED, NARROW, Estimate, bootstrap, with_exact_intervals
 from gpmil.decide.measures import (
     Binning,
+    Rows,
     Totals,
     Weights,
     bag_aucs,
@@ -64,7 +64,6 @@ from gpmil.decide.measures import (
     ranked_by_score,
     ratio,
     totals_of,
-    within_bag_totals,
 )
 from gpmil.decide.metric_inputs import (
     FLAGS,
@@ -149,8 +148,7 @@ def bag_metrics(
     p = probabilities(p, "p", len(y), "bag")
     flagged = decided(decision, p, threshold, "bag")
     unit = np.arange(len(y)) if groups is None else patient_numbers(groups, len(y))
-    rows = _Rows(y, p, flagged, unit)
-    check_settings(n_bootstrap, level, seed, n_bins, binning)
+    rows = Rows(y, p, flagged, unit)
     return _estimates(rows, n_bootstrap, level, seed, n_bins, binning)
 
 
@@ -162,11 +160,7 @@ def patch_metrics(
     decision: Any = None,
     threshold: float = 0.5,
     groups: Any = None,
-    n_bootstrap: int = 1000,
-    level: float = 0.95,
-    seed: int = 0,
-    n_bins: int = 10,
-    binning: Binning = "mass",
+    **settings: Any,
 ) -> dict[str, Estimate]:
     """What `bag_metrics` reports, for patches, with within-bag AUC, false discovery rate, power.
 
@@ -180,7 +174,8 @@ def patch_metrics(
     score : (N,) probabilities P(h = 1)
     bag_index : (N,) the bag of each patch, counted from 0 (`Bags.bag_index`)
     decision : (N,) 0/1 or bool, as `predict_instances(...).flagged`; by default score > `threshold`
-    groups : (B,) the patient of each *bag* (`Bags.groups`); all others as in `bag_metrics`
+    groups : (B,) the patient of each *bag* (`Bags.groups`)
+    settings : n_bootstrap, level, seed, n_bins and binning, as in `bag_metrics`
 
     >>> labels, score = [1, 0, -1, 0, 1, 0], [0.9, 0.3, 0.8, 0.4, 0.2, 0.1]
     >>> found = patch_metrics(labels, score, [0, 0, 0, 1, 1, 1], n_bootstrap=200)
@@ -192,32 +187,25 @@ def patch_metrics(
     flagged = decided(decision, score, threshold, "patch")
     bag = bag_numbers(bag_index, len(labels))
     patient = bag if groups is None else patient_numbers(groups, int(bag.max()) + 1)[bag]
-    check_settings(n_bootstrap, level, seed, n_bins, binning)
 
     known = labels != UNKNOWN
     y, score, flagged = labels[known].astype(np.float64), score[known], flagged[known]
     # Only what holds a patch of known label is numbered, and resampled.
-    rows = _Rows(y, score, flagged, codes(patient[known]), codes(bag[known]))
-    return _estimates(rows, n_bootstrap, level, seed, n_bins, binning)
-
-
-class _Rows(NamedTuple):
-    """Bags, or patches of known label, that are judged."""
-
-    y: Float[np.ndarray, " n"]
-    p: Float[np.ndarray, " n"]
-    flagged: Bool[np.ndarray, " n"]
-    unit: Int[np.ndarray, " n"]  # the patient
-    bag: Int[np.ndarray, " n"] | None = None  # of patches
+    rows = Rows(y, score, flagged, codes(patient[known]), codes(bag[known]))
+    return _estimates(rows, **settings)
 
 
 def _estimates(
-    rows: _Rows, n_bootstrap: int, level: float, seed: int, n_bins: int, binning: Binning
+    rows: Rows,
+    n_bootstrap: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+    n_bins: int = 10,
+    binning: Binning = "mass",
 ) -> dict[str, Estimate]:
-    y, p, flagged, unit, bag = rows
-    totals, ranked = totals_of(y, p, flagged, unit), ranked_by_score(y, p, unit)
-    if bag is not None:
-        totals |= within_bag_totals(y, p, bag, unit)
+    check_settings(n_bootstrap, level, seed, n_bins, binning)
+    y, p, _, unit, bag = rows
+    totals, ranked = totals_of(rows), ranked_by_score(y, p, unit)
 
     def measure(c: Weights) -> dict[str, float]:
         ranks = rank_measures(ranked, c, n_bins, binning)
@@ -229,7 +217,7 @@ def _estimates(
 
 
 def table(estimates_by_name: Mapping[str, Mapping[str, Estimate]]) -> pd.DataFrame:
-    """One row a model, one column a metric, as text with intervals; empty where not reported.
+    """One row per model, one column per metric, as text with intervals; empty where not reported.
 
     >>> auc = Estimate(0.9121, 0.853, 0.962, level=0.95, n=40, n_undefined=0)
     >>> print(table({"VGPMILPRI": {"auc": auc}}))
@@ -299,7 +287,7 @@ def reliability_curve(y: Any, p: Any, n_bins: int = 10, *, level: float = 0.95) 
     """Mean probability and observed share of positives in bins of equally many rows.
 
     The bins are those of `calibration_error`; ties can make them fewer. The Clopper-Pearson
-    intervals take rows for independent: right for one bag a patient, too narrow for patches.
+    intervals take rows for independent: right for one bag per patient, too narrow for patches.
 
     >>> curve = reliability_curve([0, 0, 1, 0, 1, 1], [0.1, 0.2, 0.3, 0.6, 0.7, 0.8], n_bins=2)
     >>> curve.observed.round(2), curve.low.round(2), curve.high.round(2)
@@ -314,9 +302,6 @@ def reliability_curve(y: Any, p: Any, n_bins: int = 10, *, level: float = 0.95) 
     below = np.searchsorted(p, p, side="left")
     _, bins = np.unique(mass_bins(below, len(p), n_bins), return_inverse=True)
     size, positive = np.bincount(bins), np.bincount(bins, y)
-    interval = [
-        binomtest(int(k), int(n)).proportion_ci(level, method="exact")
-        for k, n in zip(positive, size)
-    ]
-    low, high = np.array(interval).T
-    return ReliabilityCurve(np.bincount(bins, p) / size, positive / size, size, low, high)
+    predicted, observed = np.bincount(bins, p) / size, positive / size
+    ends = [intervals.exact(share, n, level) for share, n in zip(observed.tolist(), size.tolist())]
+    return ReliabilityCurve(predicted, observed, size, *np.array(ends).T)

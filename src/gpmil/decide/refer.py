@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 from scipy.stats import beta, binom
 
-from gpmil.data.checks import count, listed
+from gpmil.data.checks import count
 from gpmil.data.folds import check_groups, codes, zero_one
-from gpmil.decide.checks import ROUNDING, check_share
+from gpmil.decide.checks import ROUNDING, check_share, check_within
 
 logger = getLogger("gpmil")
 
@@ -127,10 +127,7 @@ class ReferRule:
 def confidence(probability: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
     """max(p, 1 - p), of the likelier class."""
     p = np.asarray(probability, dtype=float)
-    if not ((p >= 0) & (p <= 1)).all():
-        raise ValueError(
-            f"probability: expected numbers from 0 to 1, found {listed(p[~((p >= 0) & (p <= 1))])}."
-        )
+    check_within(p, "probability: expected numbers from 0 to 1")
     return np.maximum(p, 1 - p)
 
 

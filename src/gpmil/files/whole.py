@@ -24,8 +24,11 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write beside and rename: the file is there whole, or as it was before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_bytes(content)
-    os.replace(fresh, path)
+    try:
+        fresh.write_bytes(content)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:

@@ -151,7 +151,9 @@ def _row(chosen: np.ndarray) -> int:
 def _numbers(column: pd.Series, expected: Range, file: Path) -> np.ndarray:
     """Numbers as Python reads them, to the last digit, which pandas does not promise."""
     try:
-        return np.array([float(text) if text else math.nan for text in column], dtype=np.float64)
+        return np.array(
+            [float(text) if text else math.nan for text in column.tolist()], dtype=np.float64
+        )
     except ValueError as error:
         raise BadFile(
             f"{file}: expected {expected} in column {str(column.name)!r}: {error!s:.100}. "
@@ -241,13 +243,10 @@ def read_patches(file: Path, needed: Iterable[str] = ()) -> pd.DataFrame:
         if name == "flagged":
             column = column.map(lambda text: TRUTH.get(text.lower(), text))
         frame[name] = _numbers(column, PATCH_COLUMNS[name], file)
-    check_patches({c: frame[c].to_numpy() for c in PATCH_COLUMNS if c in frame}, file)
+    _check_numbers(
+        {c: frame[c].to_numpy() for c in PATCH_COLUMNS if c in frame}, PATCH_COLUMNS, file
+    )
     return frame
-
-
-def check_patches(columns: Mapping[str, np.ndarray], file: Path) -> None:
-    """Refuse numbers of patches that cannot be."""
-    _check_numbers(columns, PATCH_COLUMNS, file)
 
 
 # --- Labels that were given later -----------------------------------------------------------------

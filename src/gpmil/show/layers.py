@@ -30,7 +30,7 @@ def draw(
 ) -> AxesImage:
     """Draw values (n,) on a scale with these limits; where no tissue is, nothing is drawn.
 
-    `alpha` is the opacity, one number or one a pixel.
+    `alpha` is the opacity, one number or one per pixel.
     """
     ax.set_axis_off()
     return ax.imshow(

@@ -68,9 +68,9 @@ class Drawing(Figure):
         return png(self)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty white figure of this size in inches, ready to be saved."""
-    figure = Drawing(figsize=(width, height), facecolor="white")
+def new_figure(width: float, height: float, layout: Any = None) -> Figure:
+    """An empty white figure of this size in inches, ready to be saved; `layout` as matplotlib's."""
+    figure = Drawing(figsize=(width, height), facecolor="white", layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
@@ -97,8 +97,7 @@ def style(ax: Axes, xlabel: str = "", ylabel: str = "", title: str = "") -> None
 def _axes(ax: Axes | None, width: float = 3.25, height: float = 3.2) -> tuple[Figure, Axes]:
     if ax is not None:
         return ax.get_figure(root=True), ax  # type: ignore[return-value]
-    figure = new_figure(width, height)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(width, height, "constrained")
     return figure, figure.add_subplot()
 
 
@@ -208,13 +207,12 @@ def sorted_patches(
     names: Sequence[str],
     title: str = "",
 ) -> Figure:
-    """Patch probabilities inside single slides, sorted: a row a model, a column a slide.
+    """Patch probabilities inside single slides, sorted: one row per model, one column per slide.
 
-    `patches` has one array a slide for each model. In a negative slide every high bar is wrong.
+    `patches` has one array per slide for each model. In a negative slide every high bar is wrong.
     """
     rows, columns = max(len(patches), 1), max(len(names), 1)
-    figure = new_figure(1.55 * columns + 0.6, 1.25 * rows + 0.7)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(1.55 * columns + 0.6, 1.25 * rows + 0.7, "constrained")
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for row, (model, slides) in zip(axes, patches.items()):
         for ax, values in zip(row, slides):
@@ -256,8 +254,7 @@ def tuning(trace: Sequence[Mapping[str, Any]] | None, title: str = "") -> Figure
             'learned. Fit a model with variance, lengthscale, mean or coupling "auto".'
         )
     learned = [s for s in SETTINGS if len({trial[s[0]] for trial in trace}) > 1]
-    figure = new_figure(2.4 * (1 + len(learned)) + 0.4, 2.7)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(2.4 * (1 + len(learned)) + 0.4, 2.7, "constrained")
     first, *others = figure.subplots(1, 1 + len(learned), sharey=True, squeeze=False)[0]
     best = max(range(len(trace)), key=lambda i: trace[i]["objective"])
     _trials(first, trace, np.arange(1.0, 1 + len(trace)), best)

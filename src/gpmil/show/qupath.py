@@ -9,7 +9,6 @@ bytes.
 import gzip as gz
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
+
+from gpmil.files.whole import write_whole
+from gpmil.show.raster import pair
 
 __all__ = [
     "DIGITS",
@@ -56,6 +58,11 @@ class Patches:
     def __len__(self) -> int:
         return len(self.coords)
 
+    def part(self, chosen: Any) -> "Patches":
+        """Some of the patches, by a slice or a mask."""
+        columns: Any = (None if v is None else v[chosen] for v in vars(self).values())
+        return Patches(*columns)
+
 
 def patches_of(predictions: "InstancePredictions") -> Patches:
     """The patches of a model's predictions for one slide, an element of `predictions.split()`."""
@@ -89,7 +96,7 @@ def to_geojson(
     predictions
         of one slide; `Patches` where they do not come from a model.
     size
-        side of a patch in level-0 pixels, one number or one an axis; default as the feature
+        side of a patch in level-0 pixels, one number or one per axis; default as the feature
         file tells it, else the bags' step.
     offset
         corner of the scanned area, (openslide.bounds-x, openslide.bounds-y).
@@ -114,20 +121,10 @@ def to_geojson(
     if only_flagged:
         patches = _flagged_only(patches)
     classes, kind = _classes(patches, threshold)
-    corners = np.asarray(patches.coords, dtype=np.float64) - _pair(offset, "offset")
-    return {
-        "type": "FeatureCollection",
-        "features": [
-            {
-                "type": "Feature",
-                "geometry": {"type": "Polygon", "coordinates": [ring]},
-                "properties": _properties(classes[k] if k >= 0 else None, measurements),
-            }
-            for ring, k, measurements in zip(
-                _rings(corners, size), kind.tolist(), _measurements(patches)
-            )
-        ],
-    }
+    corners = np.asarray(patches.coords, dtype=np.float64) - pair(offset, "offset")
+    tiles = zip(_rings(corners, size), kind.tolist(), _measurements(patches))
+    features = [_tile(ring, classes[k] if k >= 0 else None, found) for ring, k, found in tiles]
+    return {"type": "FeatureCollection", "features": features}
 
 
 def write(
@@ -148,15 +145,7 @@ def write(
         path = path.with_name(path.name + ".gz")
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file to write, such as slide.geojson.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(fresh).chmod(0o644)
-        os.replace(fresh, path)
-    finally:
-        Path(fresh).unlink(missing_ok=True)
+    write_whole(path, content)
     return path
 
 
@@ -177,9 +166,7 @@ def _checked(
         size = _told_side(predictions.bags) if size is None else size
     if size is None:
         raise ValueError("size: the side of a patch is not known. Give it in level-0 pixels.")
-    sides = _pair(size, "size")
-    if not (sides > 0).all():
-        raise ValueError(f"size: expected a positive number, or one an axis, found {size!r}.")
+    sides = pair(size, "size", positive=True)
     _check_arrays(patches)
     return patches, sides
 
@@ -201,16 +188,9 @@ def _check_arrays(patches: Patches) -> None:
         values = getattr(patches, name)
         if values is not None and np.shape(values) != (len(coords),):
             raise ValueError(
-                f"{name}: expected one value a patch, {len(coords)} in all, found shape "
+                f"{name}: expected one value per patch, {len(coords)} in all, found shape "
                 f"{np.shape(values)}. Does it belong to another slide?"
             )
-
-
-def _pair(value: Any, name: str) -> Float[np.ndarray, " 2"]:
-    given = np.asarray(value, dtype=np.float64).ravel()
-    if given.size not in (1, 2) or not np.isfinite(given).all():
-        raise ValueError(f"{name}: expected a number, or one an axis, found {value!r}.")
-    return np.broadcast_to(given, (2,)).copy()
 
 
 def _flagged_only(patches: Patches) -> Patches:
@@ -219,10 +199,7 @@ def _flagged_only(patches: Patches) -> Patches:
             "only_flagged: these predictions have no flags. Export all patches, or predict with "
             "a model that flags."
         )
-    kept = np.asarray(patches.flagged, dtype=bool)
-    names = ("coords", "probability", "std", "p_value", "flagged")
-    values = (getattr(patches, name) for name in names)
-    return Patches(*(None if v is None else v[kept] for v in values))  # type: ignore[arg-type]
+    return patches.part(np.asarray(patches.flagged, dtype=bool))
 
 
 def _classes(
@@ -279,8 +256,14 @@ def _measurements(patches: Patches) -> list[dict[str, float]]:
     return found
 
 
-def _properties(kind: dict[str, Any] | None, measurements: dict[str, float]) -> dict[str, Any]:
+def _tile(
+    ring: list[list[float]], kind: dict[str, Any] | None, measurements: dict[str, float]
+) -> dict[str, Any]:
     properties: dict[str, Any] = {"objectType": "tile", "isLocked": True}
     if kind is not None:
         properties["classification"] = kind
-    return properties | {"measurements": measurements}
+    return {
+        "type": "Feature",
+        "geometry": {"type": "Polygon", "coordinates": [ring]},
+        "properties": properties | {"measurements": measurements},
+    }

@@ -16,9 +16,9 @@ from scipy.sparse.csgraph import connected_components
 from gpmil.data.graphs import grid_edges
 from gpmil.show.slides import Extent
 
-FINE = 8  # pixels a step where pieces lie off a common lattice
+FINE = 8  # pixels per step where pieces lie off a common lattice
 MOST_PIXELS = 4_000_000  # coarser pixels beyond this: a map is to be looked at
-ON_LATTICE = 0.05  # steps by which pieces of one lattice may differ
+ON_LATTICE = 0.05  # steps by which patches of one lattice may lie beside it
 SLIVER = 1e-6  # pixels: less is rounding, not tissue
 
 Coords = Shaped[np.ndarray, "n k"]
@@ -43,7 +43,7 @@ class Layout:
         """
         if len(values) != len(self.pixel):
             raise ValueError(
-                f"values: expected one a patch, {len(self.pixel)} in all, found {len(values)}."
+                f"values: expected one per patch, {len(self.pixel)} in all, found {len(values)}."
             )
         known = np.isfinite(values)
         given = np.asarray(values, dtype=np.float64)[known]
@@ -89,7 +89,7 @@ def lay_out(coords: Coords, step: Any, size: Any = None) -> Layout:
     coords
         (n, 2) upper left corners, or (n, 1) for a chain, which becomes a strip.
     step
-        distance of neighbouring patches, one number or one an axis.
+        distance of neighbouring patches, one number or one per axis.
     size
         side of a patch where it differs from the step (overlapping patches); default the step.
 
@@ -101,7 +101,7 @@ def lay_out(coords: Coords, step: Any, size: Any = None) -> Layout:
            [nan, 0.9]])
     """
     coords, step = _checked(coords, step)
-    side = np.ones(2) if size is None else _pair(size, "size") / step
+    side = np.ones(2) if size is None else pair(size, "size", positive=True) / step
     points = coords / step
     piece = _pieces(points)
     corner = np.full((piece.max() + 1, 2), np.inf)
@@ -157,16 +157,18 @@ def _checked(
         )
     if not np.isfinite(coords).all():
         raise ValueError("coords: found NaN or infinite positions. Leave those patches out.")
-    step = _pair(step, "step")
+    step = pair(step, "step", positive=True)
     if coords.shape[1] == 1:
         return np.column_stack([coords, np.zeros(len(coords))]), step[[0, 0]]
     return coords, step
 
 
-def _pair(value: Any, name: str) -> Float[np.ndarray, " 2"]:
+def pair(value: Any, name: str, positive: bool = False) -> Float[np.ndarray, " 2"]:
+    """A number, or one per axis, as two."""
     given = np.asarray(value, dtype=np.float64).ravel()
-    if given.size not in (1, 2) or not (np.isfinite(given) & (given > 0)).all():
-        raise ValueError(f"{name}: expected a positive number, or one an axis, found {value!r}.")
+    if given.size not in (1, 2) or not np.isfinite(given).all() or (positive and given.min() <= 0):
+        what = "a positive number" if positive else "a number"
+        raise ValueError(f"{name}: expected {what}, or one per axis, found {value!r}.")
     return np.broadcast_to(given, (2,)).copy()
 
 

@@ -34,9 +34,10 @@ EXTENSIONS = (
     *(".czi", ".dcm", ".zvi", ".png", ".jpg", ".jpeg"),
 )
 LONGEST = 1600  # pixels of a thumbnail's longer side
-BLOCK = 4096  # pixels a side that are read at once: a slide without small levels fits too
+BLOCK = 4096  # pixels per side that are read at once: a slide without small levels fits too
 
 Extent = tuple[float, float, float, float]  # left, right, bottom, top; y downwards
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Thumbnail(NamedTuple):
 def describe(path: str | os.PathLike) -> SlideInfo:
     """Size, microns per pixel and bounds of a slide file."""
     with _opened(path) as slide:
-        return _info(slide)
+        return info_of(slide)
 
 
 def thumbnail(
@@ -78,11 +79,10 @@ def thumbnail(
     if longest < 1:
         raise ValueError(f"longest: expected at least 1 pixel, found {longest}.")
     with _opened(path) as slide:
-        info = _info(slide)
-        left, top, right, bottom = _region(info, extent, Path(path))
-        shrink = max((right - left) / longest, (bottom - top) / longest, 1.0)
-        shape = (max(round((right - left) / shrink), 1), max(round((bottom - top) / shrink), 1))
-        image = _read(slide, (left, top, right, bottom), shape)
+        info = info_of(slide)
+        region = _region(info, extent, Path(path))
+        image = read_region(slide, region, shrunk(region, longest))
+        left, top, right, bottom = region
         return Thumbnail(image, (float(left), float(right), float(bottom), float(top)), info.mpp)
 
 
@@ -106,7 +106,7 @@ def find(folder: str | os.PathLike) -> dict[str, Path]:
 @contextmanager
 def _opened(path: str | os.PathLike) -> Iterator[Any]:
     """An open slide; whatever goes wrong with the file is a ValueError that names it."""
-    openslide = _openslide()
+    openslide = require_openslide()
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"no slide file at {path}.")
@@ -121,7 +121,8 @@ def _opened(path: str | os.PathLike) -> Iterator[Any]:
         ) from error
 
 
-def _openslide() -> Any:
+def require_openslide() -> Any:
+    """The library; a ValueError says how to install it."""
     try:
         import openslide
     except (ImportError, OSError) as error:
@@ -132,7 +133,8 @@ def _openslide() -> Any:
     return openslide
 
 
-def _info(slide: Any) -> SlideInfo:
+def info_of(slide: Any) -> SlideInfo:
+    """What an open slide says of itself."""
     size = int(slide.dimensions[0]), int(slide.dimensions[1])
     return SlideInfo(size, _mpp(slide.properties), _bounds(slide.properties, size))
 
@@ -169,7 +171,7 @@ def _number(text: str | None) -> float:
     return value if np.isfinite(value) else 0.0
 
 
-def _region(info: SlideInfo, extent: Extent | None, path: Path) -> tuple[int, int, int, int]:
+def _region(info: SlideInfo, extent: Extent | None, path: Path) -> Box:
     """Left, top, right, bottom in whole pixels, inside the slide."""
     width, height = info.size
     if extent is None:
@@ -189,9 +191,18 @@ def _region(info: SlideInfo, extent: Extent | None, path: Path) -> tuple[int, in
     return inside
 
 
-def _read(
-    slide: Any, region: tuple[int, int, int, int], shape: tuple[int, int]
-) -> UInt8[np.ndarray, "h w 3"]:
+def shrunk(region: Box, longest: int) -> tuple[int, int]:
+    """Width and height of a part that is not enlarged, and no longer than asked.
+
+    >>> shrunk((0, 0, 512, 128), 256), shrunk((3, 0, 67, 64), 256)
+    ((256, 64), (64, 64))
+    """
+    wide, high = region[2] - region[0], region[3] - region[1]
+    by = max(wide / longest, high / longest, 1.0)
+    return max(round(wide / by), 1), max(round(high / by), 1)
+
+
+def read_region(slide: Any, region: Box, shape: tuple[int, int]) -> UInt8[np.ndarray, "h w 3"]:
     """The region shrunk to `shape` (width, height), from the smallest level that is sharp enough.
 
     Read in blocks: a slide whose only level is the full one need not fit into memory.

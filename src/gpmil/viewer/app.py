@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from gpmil import __version__
 from gpmil.viewer import cohort as cohorts
 from gpmil.viewer import maps
-from gpmil.viewer.cohort import Cohort, Missing
+from gpmil.viewer.cohort import Missing, ShownCohort
 from gpmil.viewer.maps import Maps, PatchMap
 from gpmil.viewer.security import App, Door, Guard
 from gpmil.viewer.similar import Similar
@@ -37,12 +37,12 @@ MOST_SIMILAR, LARGEST_PATCH = 100, 2048
 THREADS = 8
 
 
-def build(cohort: Cohort, entrance: Door) -> App:
+def build(cohort: ShownCohort, entrance: Door) -> App:
     """The application, guarded."""
     return Guard(routes(cohort), entrance)
 
 
-def routes(cohort: Cohort) -> FastAPI:
+def routes(cohort: ShownCohort) -> FastAPI:
     """All routes over one cohort."""
     app = FastAPI(
         title="gpmil", docs_url=None, redoc_url=None, openapi_url=None, lifespan=_few_threads
@@ -83,7 +83,7 @@ def _page(app: FastAPI) -> None:
         return {"ok": True}
 
 
-def _cohort(app: FastAPI, cohort: Cohort, similar: bool) -> None:
+def _cohort(app: FastAPI, cohort: ShownCohort, similar: bool) -> None:
     plain = json.dumps(
         cohorts.as_json(cohort, similar), separators=(",", ":"), allow_nan=False
     ).encode()
@@ -128,7 +128,7 @@ def _unchanged(request: Request, own: PatchMap) -> Response | None:
 
 
 # --- Slides ---------------------------------------------------------------------------------------
-def _slides(app: FastAPI, cohort: Cohort, found: Maps, tiles: Tiles) -> None:
+def _slides(app: FastAPI, cohort: ShownCohort, found: Maps, tiles: Tiles) -> None:
     @_get(app, "/api/slide/{slide}")
     def describe(slide: int) -> dict[str, Any]:
         info = tiles.scan(slide).info
@@ -153,7 +153,7 @@ def _slides(app: FastAPI, cohort: Cohort, found: Maps, tiles: Tiles) -> None:
         return Response(tiles.tile(slide, level, column, row), media_type="image/jpeg")
 
 
-def _fit(cohort: Cohort, found: Maps, slide: int, info: Any) -> tuple[maps.Pair, str | None]:
+def _fit(cohort: ShownCohort, found: Maps, slide: int, info: Any) -> tuple[maps.Pair, str | None]:
     """From positions to pixels by the first run with patches, and what is odd about them."""
     for run in range(len(cohort.runs)):
         try:
@@ -176,7 +176,9 @@ def _fit(cohort: Cohort, found: Maps, slide: int, info: Any) -> tuple[maps.Pair,
 
 
 # --- One patch, one run ---------------------------------------------------------------------------
-def _questions(app: FastAPI, cohort: Cohort, found: Maps, tiles: Tiles, similar: Similar) -> None:
+def _questions(
+    app: FastAPI, cohort: ShownCohort, found: Maps, tiles: Tiles, similar: Similar
+) -> None:
     @_get(app, "/api/patch/{slide}/{run}/{index}.jpg")
     def patch(
         slide: int, run: int, index: int, coupling: str | None = None, size: int = 256

@@ -2,8 +2,8 @@
 
 Labels that `gpmil evaluate` was given take the place of those that a run has read.
 
-Slides of several runs are matched by name. A run of `gpmil cv --repeats` has several rows a slide
-and shows the first; a run with several couplings has a table for each.
+Slides of several runs are matched by name. A run of `gpmil cv --repeats` has several rows per
+slide and shows the first; a run with several couplings has a table for each.
 """
 
 import gzip
@@ -45,7 +45,7 @@ class Missing(Exception):
 
 # --- A run ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Run:
+class ShownRun:
     """A finished run: its configuration, and rows of predictions.csv by slide and coupling."""
 
     folder: Path
@@ -103,7 +103,7 @@ def _root(folder: str) -> str:
     return os.path.realpath(folder)
 
 
-def open_run(folder: Path, name: str | None = None) -> Run:
+def open_run(folder: Path, name: str | None = None) -> ShownRun:
     """Read a run; a ValueError says in one line why it cannot be shown."""
     config = read_config(folder)
     table = _predictions(folder)
@@ -111,7 +111,7 @@ def open_run(folder: Path, name: str | None = None) -> Run:
         tables = {str(c): _once(rows) for c, rows in table.groupby("coupling", sort=False)}
     else:
         tables = {"": _once(table)}
-    return Run(folder, name or folder.resolve().name, config, tables, _fitted(folder, config))
+    return ShownRun(folder, name or folder.resolve().name, config, tables, _fitted(folder, config))
 
 
 def _predictions(folder: Path) -> pd.DataFrame:
@@ -175,15 +175,15 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 # --- All runs -------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Cohort:
+class ShownCohort:
     """The slides of all runs, in the order of the first run; its files where they are known."""
 
-    runs: list[Run]
+    runs: list[ShownRun]
     names: list[str]
     files: dict[str, Path] = field(default_factory=dict)  # slide files by name
     slides_folder: Path | None = None
 
-    def run(self, k: int) -> Run:
+    def run(self, k: int) -> ShownRun:
         """The k-th run."""
         if not 0 <= k < len(self.runs):
             raise Missing(f"there is no run {k}: there are {len(self.runs)}, counted from 0.")
@@ -209,7 +209,7 @@ class Cohort:
         return file
 
 
-def open_cohort(folders: Sequence[Path], slides_folder: Path | None = None) -> Cohort:
+def open_cohort(folders: Sequence[Path], slides_folder: Path | None = None) -> ShownCohort:
     """Open runs and look for slide files; a ValueError names what cannot be shown."""
     runs = [
         open_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)
@@ -218,7 +218,7 @@ def open_cohort(folders: Sequence[Path], slides_folder: Path | None = None) -> C
     if not names:
         raise ValueError(f"{folders[0]}: {PREDICTIONS} has no slide, there is nothing to show.")
     files = {} if slides_folder is None else _slide_files(slides_folder, names)
-    return Cohort(runs, names, files, slides_folder)
+    return ShownCohort(runs, names, files, slides_folder)
 
 
 def unique_names(folders: Sequence[Path]) -> list[str]:
@@ -247,7 +247,7 @@ def _slide_files(folder: Path, names: Iterable[str]) -> dict[str, Path]:
 
 
 # --- As JSON --------------------------------------------------------------------------------------
-def as_json(cohort: Cohort, similar: bool) -> dict[str, Any]:
+def as_json(cohort: ShownCohort, similar: bool) -> dict[str, Any]:
     """The cohort as the page reads it; null where a number is not known."""
     label = _labels(cohort)
     return {
@@ -268,7 +268,7 @@ def as_json(cohort: Cohort, similar: bool) -> dict[str, Any]:
     }
 
 
-def _run_card(k: int, run: Run) -> dict[str, Any]:
+def _run_card(k: int, run: ShownRun) -> dict[str, Any]:
     options = as_dict(run.config.get("options"))
     first, card = _first_columns(run), model_card(run.folder, run.config)
     return {
@@ -285,7 +285,7 @@ def _run_card(k: int, run: Run) -> dict[str, Any]:
     }
 
 
-def _first_columns(run: Run) -> list[str]:
+def _first_columns(run: ShownRun) -> list[str]:
     """The columns of the first table of patches that can be read, of the coupling shown first."""
     for coupling in dict.fromkeys([run.shown, *run.tables]):
         for slide in run.tables[coupling].index[:20]:
@@ -297,7 +297,7 @@ def _first_columns(run: Run) -> list[str]:
     return []
 
 
-def _run_columns(run: Run, names: Sequence[str]) -> dict[str, Any]:
+def _run_columns(run: ShownRun, names: Sequence[str]) -> dict[str, Any]:
     found = {c: _columns(table, names) for c, table in run.tables.items()}
     own = found[run.shown]
     return own if run.couplings is None else own | {"couplings": found}
@@ -315,7 +315,7 @@ def _known(column: pd.Series) -> list[float | None]:
     return [None if math.isnan(v) else min(max(v, -most), most) for v in column.tolist()]
 
 
-def _first_said(cohort: Cohort, column: str, nothing: Any) -> list[Any]:
+def _first_said(cohort: ShownCohort, column: str, nothing: Any) -> list[Any]:
     """What the first run that says anything says of every slide."""
     said: dict[str, Any] = {}
     for run in cohort.runs:
@@ -325,12 +325,12 @@ def _first_said(cohort: Cohort, column: str, nothing: Any) -> list[Any]:
     return [said.get(name, nothing) for name in cohort.names]
 
 
-def _labels(cohort: Cohort) -> list[int | None]:
+def _labels(cohort: ShownCohort) -> list[int | None]:
     values = _first_said(cohort, "label", math.nan)
     return [int(v) if v in (0.0, 1.0) else None for v in values]
 
 
-def _positive(runs: Sequence[Run]) -> str | None:
+def _positive(runs: Sequence[ShownRun]) -> str | None:
     for run in runs:
         source = as_dict(as_dict(run.config.get("options")).get("source"))
         if source.get("positive") is not None:
@@ -338,7 +338,7 @@ def _positive(runs: Sequence[Run]) -> str | None:
     return None
 
 
-def count_patches(cohort: Cohort) -> list[int | None]:
+def count_patches(cohort: ShownCohort) -> list[int | None]:
     """Patches of every slide, by the first run with a table; None for all where that is long."""
     tables = [_any_table(cohort, name) for name in cohort.names]
     if sum(file.stat().st_size for file in tables if file is not None) > COUNTED:
@@ -346,7 +346,7 @@ def count_patches(cohort: Cohort) -> list[int | None]:
     return [None if file is None else _count(file) for file in tables]
 
 
-def _any_table(cohort: Cohort, slide: str) -> Path | None:
+def _any_table(cohort: ShownCohort, slide: str) -> Path | None:
     for run in cohort.runs:
         try:
             return run.patch_table(slide, run.shown)

@@ -15,13 +15,13 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from gpmil.decide import metrics
 from gpmil.files.foreign import BadFile
 from gpmil.runs.files import METRICS, read_metrics
-from gpmil.viewer.cohort import Missing, Run
+from gpmil.viewer.cohort import Missing, ShownRun
 
 THRESHOLD = 0.5
 RESAMPLES = 300  # where metrics.json does not have the interval: it is waited for
 
 
-def curves(run: Run, asked: str | None = None) -> dict[str, Any]:
+def curves(run: ShownRun, asked: str | None = None) -> dict[str, Any]:
     """ROC curve, reliability and confusion; Missing where no label is known."""
     coupling = run.coupling(asked)
     table = run.tables[coupling]
@@ -40,7 +40,7 @@ def curves(run: Run, asked: str | None = None) -> dict[str, Any]:
     }
 
 
-def _judged(run: Run, coupling: str) -> dict[str, Any] | None:
+def _judged(run: ShownRun, coupling: str) -> dict[str, Any] | None:
     """The metrics of slides in metrics.json, as they are there."""
     file = run.file(METRICS)
     try:

@@ -5,7 +5,6 @@ header padded with spaces to a multiple of eight, and the arrays in the order of
 widest types first, so that a browser can use them in place.
 """
 
-import gzip
 import io
 import json
 import zlib
@@ -22,16 +21,16 @@ from PIL import Image
 from scipy.spatial import cKDTree
 
 from gpmil.data.graphs import infer_step
-from gpmil.files.foreign import BadFile, reading
-from gpmil.runs.files import check_patches
+from gpmil.files.foreign import BadFile
+from gpmil.runs.files import read_patches
 from gpmil.show import qupath
+from gpmil.show.raster import ON_LATTICE
 from gpmil.show.slides import SlideInfo
-from gpmil.viewer.cohort import Cohort, Missing, Run, as_dict
+from gpmil.viewer.cohort import Missing, ShownCohort, ShownRun, as_dict
 from gpmil.viewer.store import Store
 
 MAGIC = b"GPM1"
 MOST_BYTES = 100_000_000  # of maps that are kept
-ON_LATTICE = 0.05  # steps by which patches of one lattice may lie beside it, as in heat maps
 MOST_CELLS, LONGEST_SIDE = 64_000_000, 16_384  # of a grid that a browser can draw; uint16 holds it
 THUMBNAIL = 160  # pixels of the longer side
 MICRONS, CENTRE = "microns", "centre"
@@ -90,7 +89,7 @@ class PatchMap:
 class Maps:
     """Maps of all runs, read when they are asked for; the latest are kept."""
 
-    def __init__(self, cohort: Cohort) -> None:
+    def __init__(self, cohort: ShownCohort) -> None:
         self.cohort = cohort
         self._kept: Store[PatchMap] = Store(MOST_BYTES, lambda found: found.nbytes)
 
@@ -112,45 +111,17 @@ def stamp(file: Path) -> str:
 
 
 # --- Reading --------------------------------------------------------------------------------------
-def read_table(file: Path) -> dict[str, Column]:
-    """Columns of a table of patches; every number is what Python's float makes of its text."""
+def read_map(file: Path, run: ShownRun, slide: str, tag: str = "") -> PatchMap:
+    """The map in a file; Missing where it cannot be drawn."""
     try:
-        with reading(file, "a whole table of patches"):
-            raw = gzip.decompress(file.read_bytes())
-            head, _, body = raw.replace(b"\r\n", b"\n").partition(b"\n")
-            names = head.decode("utf-8").split(",")
-            if len(set(names)) < len(names):
-                raise ValueError("a column is there twice")
-            table = dict(zip(names, _numbers(body, len(names)).T.copy()))
-        check_patches(table, file)
+        table = {name: column.to_numpy() for name, column in read_patches(file).items()}
     except BadFile as error:
         raise Missing(str(error)) from error
-    return table
-
-
-def _numbers(body: bytes, width: int) -> Float[np.ndarray, "n c"]:
-    """Rows of numbers, nan where nothing is said. (numpy reads as Python does; pandas may not.)"""
-    if not body.strip():
-        return np.zeros((0, width))
-    if b",," in body or b",\n" in body or body.startswith(b",") or b"\n," in body:
-        lines = (line.split(b",") for line in body.strip(b"\n").split(b"\n"))
-        body = b"\n".join(b",".join(cell or b"nan" for cell in line) for line in lines)
-    table = np.loadtxt(io.BytesIO(body), delimiter=",", ndmin=2, comments=None)
-    if table.shape[1] != width:
-        raise ValueError(f"expected {width} columns, found {table.shape[1]}")
-    return table
-
-
-def read_map(file: Path, run: Run, slide: str, tag: str = "") -> PatchMap:
-    """The map in a file; Missing where it cannot be drawn."""
-    table = read_table(file)
     missing = [c for c in ("x", "probability") if c not in table]
     if missing:
         raise Missing(f"the patches of {slide!r} in run {run.name} have no {missing[0]}: no map.")
     x = table["x"]
     y = table.get("y", np.zeros_like(x))
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise Missing(f"{file.name} has patches without a position: no map.")
     step = _step(run, slide, x, y)
     return PatchMap(
         x,
@@ -173,7 +144,7 @@ def _labels(label: Column) -> Int[np.ndarray, " n"]:
     return np.where(np.isfinite(label), label, -1).astype(np.int8)
 
 
-def _step(run: Run, slide: str, x: Column, y: Column) -> Pair | None:
+def _step(run: ShownRun, slide: str, x: Column, y: Column) -> Pair | None:
     """The distance of neighbours: as noted, as positions show, or as most slides have it."""
     noted = as_dict(run.config.get("steps"))
     if known := _pair(noted.get(slide)):
@@ -187,7 +158,7 @@ def _step(run: Run, slide: str, x: Column, y: Column) -> Pair | None:
     return usual[0][0] if usual else None
 
 
-def _sides(run: Run, slide: str, x: Column, y: Column, step: Pair | None) -> Pair:
+def _sides(run: ShownRun, slide: str, x: Column, y: Column, step: Pair | None) -> Pair:
     """Width and height of a patch: as noted, else the step, else what keeps patches apart."""
     noted = as_dict(run.config.get("sizes")).get(slide)
     known = _pair(noted) or step
@@ -203,7 +174,7 @@ def _sides(run: Run, slide: str, x: Column, y: Column, step: Pair | None) -> Pai
 
 
 def _pair(value: Any) -> Pair | None:
-    """A positive number, or one an axis, as two; None for anything else."""
+    """A positive number, or one per axis, as two; None for anything else."""
     try:
         given = np.asarray(value, dtype=np.float64).ravel()
     except (TypeError, ValueError):
@@ -277,7 +248,7 @@ def bounds(found: PatchMap) -> list[float]:
 
 
 def thumbnail(found: PatchMap) -> bytes:
-    """A png with a pixel a cell, or the highest of several cells: small lesions stay seen."""
+    """A png with one pixel per cell, or the highest of several cells: small lesions stay seen."""
     width, height, column, row = _pixels(found)
     canvas = np.full((height, width), -1.0)
     known = np.isfinite(found.probability)
@@ -327,12 +298,11 @@ def geojson(found: PatchMap, info: SlideInfo | None, only_flagged: bool) -> Iter
         raise Missing("no patch of this run was tested: there are no flags. Ask for layer=all.")
     coords, size = found.corners * scale, np.array(found.sides) * scale
     offset = (0, 0) if info is None else info.offset
-    columns: Any = (coords, found.probability, found.sd, found.p_value, found.flagged)
+    patches = qupath.Patches(coords, found.probability, found.sd, found.p_value, found.flagged)
 
     def piece(start: int) -> bytes:
-        part = (None if c is None else c[start : start + PIECE] for c in columns)
-        patches = qupath.Patches(*part)  # type: ignore[arg-type]
-        tiles = qupath.to_geojson(patches, size, offset=offset, only_flagged=only_flagged)
+        part = patches.part(slice(start, start + PIECE))
+        tiles = qupath.to_geojson(part, size, offset=offset, only_flagged=only_flagged)
         return qupath.to_bytes(tiles)
 
     return _joined(piece(start) for start in range(0, len(found), PIECE))

@@ -51,7 +51,11 @@ class Door:
     cookie: str = field(default=COOKIE)
 
     def knows(self, host: str) -> bool:
-        """Whether a Host header names this server; the port is not looked at."""
+        """Whether a Host header names this server; the port is not looked at.
+
+        Not by Starlette's TrustedHostMiddleware: it has a list of names, not "any number", answers
+        in a text of its own, and reads [::1] in its latest versions only.
+        """
         name = host_name(host)
         return name in self.hosts or (self.any_address and _is_address(name))
 

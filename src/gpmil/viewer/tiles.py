@@ -15,8 +15,8 @@ from typing import Any
 from PIL import Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 
 from gpmil.show import slides
-from gpmil.show.slides import SlideInfo
-from gpmil.viewer.cohort import Cohort, Missing
+from gpmil.show.slides import Box, SlideInfo, shrunk
+from gpmil.viewer.cohort import Missing, ShownCohort
 from gpmil.viewer.maps import Pair, stamp
 from gpmil.viewer.store import Store
 
@@ -32,13 +32,11 @@ PICTURES: dict[str, Any] = {
     ".jpeg": JpegImagePlugin.JpegImageFile,
 }
 
-Box = tuple[int, int, int, int]  # left, top, right, bottom
-
 
 class Tiles:
     """The slide files of a cohort."""
 
-    def __init__(self, cohort: Cohort) -> None:
+    def __init__(self, cohort: ShownCohort) -> None:
         self.cohort = cohort
         self._open: Store[Scan] = Store(OPEN_BYTES, lambda scan: scan.nbytes)
         self._tiles: Store[bytes] = Store(TILE_BYTES, len)
@@ -89,7 +87,7 @@ def jpeg(image: Image.Image) -> bytes:
 def open_scan(file: Path) -> "Scan":
     """Open a slide file; Missing where it cannot be read."""
     if file.suffix.lower() in PICTURES:
-        return Picture(file)
+        return PictureScan(file)
     try:
         return OpenSlideScan(file)
     except ValueError as error:  # without OpenSlide, its message says what to install
@@ -158,7 +156,7 @@ class OpenSlideScan:
     nbytes = SLIDE_BYTES
 
     def __init__(self, file: Path) -> None:
-        openslide = slides._openslide()
+        openslide = slides.require_openslide()
         from openslide.deepzoom import DeepZoomGenerator
 
         try:
@@ -169,7 +167,7 @@ class OpenSlideScan:
         self.slide.set_cache(_cache())
         self.errors: tuple[type[Exception], ...] = (openslide.OpenSlideError, OSError)
         self.name = file.name
-        self.info = slides._info(self.slide)
+        self.info = slides.info_of(self.slide)
         self.pyramid = Pyramid(self.info.size)
         self.zoom = DeepZoomGenerator(self.slide, TILE, OVERLAP, limit_bounds=False)
         self._overview: Shrunk | None = None
@@ -192,7 +190,7 @@ class OpenSlideScan:
             raise Missing(f"slide file {self.name} cannot be read here ({error}).") from error
 
     def part(self, box: Box, longest: int) -> Image.Image:
-        """A part of level 0, shrunk to at most `longest` pixels a side."""
+        """A part of level 0, shrunk to at most `longest` pixels per side."""
         try:
             return self._read(box, shrunk(box, longest))
         except self.errors as error:
@@ -218,16 +216,16 @@ class OpenSlideScan:
 
     def _read(self, region: Box, shape: tuple[int, int]) -> Image.Image:
         """In blocks: a slide whose only level is the full one need not fit into memory."""
-        return Image.fromarray(slides._read(self.slide, region, shape))
+        return Image.fromarray(slides.read_region(self.slide, region, shape))
 
 
 @lru_cache(maxsize=1)
 def _cache() -> Any:
     """What OpenSlide keeps of decoded tiles, for all slides together."""
-    return slides._openslide().OpenSlideCache(CACHE_BYTES)
+    return slides.require_openslide().OpenSlideCache(CACHE_BYTES)
 
 
-class Picture:
+class PictureScan:
     """A plain picture, whole in memory."""
 
     def __init__(self, file: Path) -> None:
@@ -252,20 +250,9 @@ class Picture:
         return self._levels.tile(level, column, row)
 
     def part(self, box: Box, longest: int) -> Image.Image:
-        """A part of the picture, shrunk to at most `longest` pixels a side."""
+        """A part of the picture, shrunk to at most `longest` pixels per side."""
         whole = self._levels.levels[-1]
         return whole.resize(shrunk(box, longest), Image.Resampling.BOX, box=box)
 
 
-Scan = OpenSlideScan | Picture  # an open slide file
-
-
-def shrunk(box: Box, longest: int) -> tuple[int, int]:
-    """Width and height of a part that is not enlarged, and no longer than asked.
-
-    >>> shrunk((0, 0, 512, 128), 256), shrunk((3, 0, 67, 64), 256)
-    ((256, 64), (64, 64))
-    """
-    wide, high = box[2] - box[0], box[3] - box[1]
-    by = max(wide / longest, high / longest, 1.0)
-    return max(round(wide / by), 1), max(round(high / by), 1)
+Scan = OpenSlideScan | PictureScan  # an open slide file
