@@ -50,7 +50,7 @@ def write_table(run: Path, name: str, frame: pd.DataFrame, under: str = "") -> P
 
 
 def tables_of(run: Path, names=None) -> list[maps_input.PatchTable]:
-    return maps_input.tables(maps_input.Wanted(run, run / "out", names=names))
+    return maps_input.tables(maps_input.MapOptions(run, run / "out", names=names))
 
 
 @pytest.fixture(autouse=True)
@@ -513,7 +513,7 @@ def test_a_foreign_partial_folder_is_refused_and_stays(run, tmp_path):
 
 def test_two_processes_do_not_fill_the_same_folder(run, tmp_path):
     pytest.importorskip("fcntl")
-    wanted = maps_input.Wanted(run, tmp_path / "out")
+    wanted = maps_input.MapOptions(run, tmp_path / "out")
     with maps_output.making(wanted, {"command": "heatmap"}):
         refused(invoke("heatmap", run, "--out", tmp_path / "out"), "written by another gpmil")
     assert invoke("heatmap", run, "--out", tmp_path / "out").exit_code == 0

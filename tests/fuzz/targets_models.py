@@ -34,7 +34,7 @@ from gpmil.runs.files import (
     read_patches,
     read_predictions,
 )
-from gpmil.runs.maps_input import Wanted
+from gpmil.runs.maps_input import MapOptions
 from gpmil.runs.workspace import UNITS, csv_bytes, workspace
 from gpmil.show.report import Picture
 
@@ -404,13 +404,13 @@ def judge_metrics(folder: Path, found: dict) -> None:
 
 def draw(folder: Path) -> list[str]:
     """A heat map of one slide."""
-    heatmap.run(Wanted(folder / "run", folder / "maps", names=["s1"]))
+    heatmap.run(MapOptions(folder / "run", folder / "maps", names=["s1"]))
     return [p.name for p in (folder / "maps").iterdir()]
 
 
 def export(folder: Path) -> list[str]:
     """All slides for QuPath."""
-    qupath.run(Wanted(folder / "run", folder / "qupath"))
+    qupath.run(MapOptions(folder / "run", folder / "qupath"))
     return [p.name for p in (folder / "qupath").iterdir()]
 
 

@@ -27,7 +27,7 @@ from gpmil.runs.files import (
 )
 from gpmil.runs.judge import estimate_of, judge_run
 from gpmil.runs.predict import (
-    Asked,
+    PredictionOptions,
     batches,
     predict,
     predict_in_batches,
@@ -38,7 +38,7 @@ from gpmil.runs.workspace import UNITS, csv_bytes, workspace
 
 CONFIG = {"command": "cv", "options": {"folds": 3}}
 FIXED = {"variance": 2.3, "lengthscale": 1.7, "mean": -1.1, "n_inducing": 12}
-PLAIN = Asked(interval_patches=0)  # intervals take long
+PLAIN = PredictionOptions(interval_patches=0)  # intervals take long
 ROWS = pd.DataFrame({"slide": ["a"], "patient": [""], "probability": [0.25]})
 
 
@@ -249,7 +249,7 @@ def test_batches_are_all_slides_in_order(sizes, most):
 # --- Predictions ----------------------------------------------------------------------------------
 def test_rows_are_what_the_model_says(model, cohort):
     cohort = cohort[:9]
-    rows, tables = predict(model, cohort, Asked(), None)
+    rows, tables = predict(model, cohort, PredictionOptions(), None)
     assert list(rows) == [
         "slide",
         "patient",
@@ -276,9 +276,9 @@ def test_rows_are_what_the_model_says(model, cohort):
 
 def test_larger_slides_than_asked_get_no_interval(model, cohort):
     cohort = cohort[:6]
-    rows, _ = predict(model, cohort, Asked(interval_patches=6), None)
+    rows, _ = predict(model, cohort, PredictionOptions(interval_patches=6), None)
     assert (rows["low"].isna() == (cohort.sizes > 6)).all() and (cohort.sizes > 6).any()
-    rows, _ = predict(model, cohort, Asked(), None)
+    rows, _ = predict(model, cohort, PredictionOptions(), None)
     assert rows[["low", "high"]].notna().all().all()
 
 
@@ -287,7 +287,7 @@ def test_calibrated_models_decide_and_flag(cohort):
         coupling=0.6, calibrated=True, flags=True, n_folds=2, random_state=0, **FIXED
     ).fit(cohort)
     rule = refer_rule(model, 0.3)
-    asked = Asked(rate=0.23, interval_patches=0)
+    asked = PredictionOptions(rate=0.23, interval_patches=0)
     rows, tables = predict(model, cohort, asked, rule)
     accepted = rule.decide(model.predict_proba(cohort)[:, 1])
     assert (rows["decision"] == np.where(accepted, "accept", "refer")).all()
@@ -320,7 +320,7 @@ def test_another_coupling_is_that_of_the_copy_alone(model, cohort):
 
 def test_a_model_without_patches_has_slides_only(cohort):
     model = gpmil.MeanPoolMIL(max_epochs=1, random_state=0).fit(cohort)
-    rows, tables = predict(model, cohort, Asked(), None)
+    rows, tables = predict(model, cohort, PredictionOptions(), None)
     assert tables == [] and rows["low"].isna().all()
     np.testing.assert_allclose(rows["probability"], model.predict_proba(cohort)[:, 1], rtol=1e-9)
 
@@ -332,7 +332,7 @@ def test_every_other_model_has_patches(cohort):
         gpmil.VGPMIL(n_inducing=8, max_iter=3, random_state=0),
     ]
     for model in models:
-        rows, tables = predict(model.fit(cohort), cohort, Asked(), None)
+        rows, tables = predict(model.fit(cohort), cohort, PredictionOptions(), None)
         np.testing.assert_allclose(rows["log_odds"], model.decision_function(cohort), rtol=1e-6)
         assert len(tables) == len(cohort)
 
@@ -352,7 +352,9 @@ def written(tmp_path_factory, model, cohort):
     """A finished run of a cohort that the model was fitted on."""
     out = tmp_path_factory.mktemp("runs") / "run"
     with workspace(out, {"command": "predict"}) as space:
-        units = predict_in_batches(space, model, cohort, Asked(batch=40, interval_patches=0), print)
+        units = predict_in_batches(
+            space, model, cohort, PredictionOptions(batch=40, interval_patches=0), print
+        )
         assert len(units) > 2
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
     return out

@@ -140,11 +140,11 @@ def _fit(
     """Fit a model. Its settings are options too: --coupling 0.5 --n-inducing 100 --calibrated."""
     source = options.with_data(ctx, source, data, config)
     from gpmil.cli import fit
-    from gpmil.runs.predict import Asked
+    from gpmil.runs.predict import PredictionOptions
 
     if config is not None:
         return fit.repeat(config, out, cache)
-    asked = Asked(rate, alpha, interval_patches, batch)
+    asked = PredictionOptions(rate, alpha, interval_patches, batch)
     built = settings.build_model(model, ctx.meta[settings.SETTINGS])
     return fit.run(source, asked, out, built, cache)
 
@@ -177,13 +177,13 @@ def _cv(
     """Cross-validate. Settings of the model are options too: --coupling 0.5 --n-inducing 100."""
     source = options.with_data(ctx, source, data, config)
     from gpmil.cli import cv
-    from gpmil.runs.predict import Asked
+    from gpmil.runs.predict import PredictionOptions
 
     if config is not None:
         return cv.repeat(config, out, cache)
     given = None if splits is None else str(splits)
     held_out = cv.Folds(folds, repeats, given, site, seed)
-    asked = Asked(rate, alpha, interval_patches)
+    asked = PredictionOptions(rate, alpha, interval_patches)
     built = settings.build_model(model, ctx.meta[settings.SETTINGS])
     return cv.run(source, held_out, asked, out, built, cache)
 
@@ -225,12 +225,12 @@ def _predict(
         raise typer.BadParameter("name the model, then the data: gpmil predict RUN DATA --out NEW.")
     source = options.with_data(ctx, source, data, config)
     from gpmil.cli import predict
-    from gpmil.runs.predict import Asked
+    from gpmil.runs.predict import PredictionOptions
 
     if config is not None:
         return predict.repeat(config, out, cache)
     use = predict.ModelUse(str(model), coupling, device, allow_mismatch)
-    asked = Asked(rate, alpha, interval_patches, batch)
+    asked = PredictionOptions(rate, alpha, interval_patches, batch)
     return predict.run(source, use, asked, out, cache)
 
 
@@ -313,9 +313,9 @@ def _heatmap(
 ) -> None:
     """Draw the slides of a run as heat maps, over the slide files where they are given."""
     from gpmil.cli import heatmap
-    from gpmil.runs.maps_input import Wanted
+    from gpmil.runs.maps_input import MapOptions
 
-    wanted = Wanted(run, out, slides, slide, step, coupling, repeat, overwrite)
+    wanted = MapOptions(run, out, slides, slide, step, coupling, repeat, overwrite)
     heatmap.run(wanted, uncertainty)
 
 
@@ -335,9 +335,9 @@ def _qupath(
 ) -> None:
     """Write the patches of a run as GeoJSON for QuPath (slide files: for their bounds)."""
     from gpmil.cli import qupath
-    from gpmil.runs.maps_input import Wanted
+    from gpmil.runs.maps_input import MapOptions
 
-    qupath.run(Wanted(run, out, slides, slide, step, coupling, repeat, overwrite), gzip)
+    qupath.run(MapOptions(run, out, slides, slide, step, coupling, repeat, overwrite), gzip)
 
 
 # --- Viewer ---------------------------------------------------------------------------------------

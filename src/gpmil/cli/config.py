@@ -10,7 +10,7 @@ from gpmil.data.bags import Bags
 from gpmil.models.base import package_versions
 from gpmil.runs.data_card import cache_of, data_card
 from gpmil.runs.files import read_config
-from gpmil.runs.predict import Asked
+from gpmil.runs.predict import PredictionOptions
 
 logger = logging.getLogger("gpmil")
 
@@ -44,7 +44,7 @@ class Repeat(NamedTuple):
 
     card: dict[str, Any]  # all of it
     source: Source
-    asked: Asked
+    asked: PredictionOptions
     options: dict[str, Any]  # those of the command alone
     cache: Path | None
 
@@ -58,7 +58,10 @@ def repeated(file: Path, command: str, cache: Path | None) -> Repeat:
             f"{card['command']} --config."
         )
     options = dict(card["options"])
-    source, asked = Source.from_card(options.pop("source")), Asked(**options.pop("asked"))
+    source, asked = (
+        Source.from_card(options.pop("source")),
+        PredictionOptions(**options.pop("asked")),
+    )
     return Repeat(card, source, asked, options, cache or cache_of(card))
 
 

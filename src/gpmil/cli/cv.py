@@ -31,7 +31,7 @@ from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions, repeat_folder
 from gpmil.runs.judge import judge_run
 from gpmil.runs.page import write as write_report
-from gpmil.runs.predict import Asked, predict, refer_rule, write_patches
+from gpmil.runs.predict import PredictionOptions, predict, refer_rule, write_patches
 from gpmil.runs.workspace import Workspace, csv_bytes, workspace
 from gpmil.show.report import RESEARCH
 
@@ -83,7 +83,7 @@ def repeat(file: Path, out: Path, cache: Path | None) -> None:
 def run(
     source: Source,
     held_out: Folds,
-    asked: Asked,
+    asked: PredictionOptions,
     out: Path,
     model: BagClassifier,
     cache: Path | None = None,
@@ -124,7 +124,7 @@ def _carry_out(
     split: Split,
     bags: Bags,
     model: BagClassifier,
-    asked: Asked,
+    asked: PredictionOptions,
     places: dict[str, Int[np.ndarray, " _"]],
 ) -> None:
     fitted = clone(model).fit(bags[split.train])

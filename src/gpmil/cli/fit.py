@@ -18,7 +18,7 @@ from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions
 from gpmil.runs.judge import judge_run
 from gpmil.runs.page import write as write_report
-from gpmil.runs.predict import Asked, batches, predict_in_batches
+from gpmil.runs.predict import PredictionOptions, batches, predict_in_batches
 from gpmil.runs.workspace import csv_bytes, workspace
 from gpmil.show.report import RESEARCH
 
@@ -35,7 +35,7 @@ def repeat(file: Path, out: Path, cache: Path | None) -> None:
 
 def run(
     source: Source,
-    asked: Asked,
+    asked: PredictionOptions,
     out: Path,
     model: BagClassifier,
     cache: Path | None = None,

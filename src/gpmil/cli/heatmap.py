@@ -6,9 +6,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from gpmil.runs.maps_input import (
+    MapOptions,
     Overview,
     PatchTable,
-    Wanted,
     config,
     counted,
     look,
@@ -24,7 +24,7 @@ BOX = (4.2, 4.8)  # inches of a panel
 AROUND = 0.05  # of the tissue's longer side is shown around it
 
 
-def run(wanted: Wanted, uncertainty: str = "panel") -> None:
+def run(wanted: MapOptions, uncertainty: str = "panel") -> None:
     """Draw the slides and add the maps to `out`, when all could be drawn."""
     if uncertainty not in UNCERTAINTY:
         raise ValueError(

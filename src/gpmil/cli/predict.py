@@ -22,7 +22,7 @@ from gpmil.runs.data_card import placement
 from gpmil.runs.files import CARD, METRICS, PREDICTIONS, read_config, read_predictions, read_table
 from gpmil.runs.judge import judge_run
 from gpmil.runs.page import write as write_report
-from gpmil.runs.predict import Asked, batches, predict_in_batches, with_coupling
+from gpmil.runs.predict import PredictionOptions, batches, predict_in_batches, with_coupling
 from gpmil.runs.workspace import csv_bytes, workspace
 from gpmil.show.report import RESEARCH
 
@@ -91,7 +91,7 @@ def repeat(file: Path, out: Path, cache: Path | None) -> None:
 def run(
     source: Source,
     use: ModelUse,
-    asked: Asked,
+    asked: PredictionOptions,
     out: Path,
     cache: Path | None = None,
     before: dict[str, Any] | None = None,

@@ -4,9 +4,9 @@ from functools import partial
 from pathlib import Path
 
 from gpmil.runs.maps_input import (
+    MapOptions,
     Overview,
     PatchTable,
-    Wanted,
     config,
     counted,
     look,
@@ -17,7 +17,7 @@ from gpmil.runs.maps_output import making, part_of, say_done, with_place
 from gpmil.show import qupath, slides
 
 
-def run(wanted: Wanted, gzip: bool = False) -> None:
+def run(wanted: MapOptions, gzip: bool = False) -> None:
     """Write one file per slide and add them to `out`, when all could be written."""
     found = tables(wanted)
     wanted = with_place(wanted, "qupath", found)

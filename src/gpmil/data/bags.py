@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 from jaxtyping import Float
-from scipy.sparse import csr_array, issparse
+from scipy.sparse import csr_array
 
 from gpmil.data import checks, extraction, frames, positions, rows
 from gpmil.data.checks import UNKNOWN, PerBag, PerInstance, count, listed, offsets_of
 from gpmil.data.classes import Labels
-from gpmil.data.digests import FeatureDigest
+from gpmil.data.digests import digest
 from gpmil.data.neighbours import Coords, Offsets, bag_index
 from gpmil.data.positions import Steps
 
@@ -324,11 +324,7 @@ class Bags:
         """A number per bag that tells its features from any others, (B,)."""
         if self._digests is not None:
             return self._digests
-        found = np.zeros(len(self), dtype=np.int64)
-        for b, own in enumerate(self.split(self.features)):
-            digest = FeatureDigest()
-            digest.add(own)
-            found[b] = digest.number
+        found = np.array([digest(own) for own in self.split(self.features)], dtype=np.int64)
         if not isinstance(self.features, np.memmap):
             self._store(_digests=found)
         return found
@@ -343,8 +339,7 @@ class Bags:
         return self._take(rows.chosen(key, len(self)))
 
     def __iter__(self) -> Iterator["Bags"]:
-        for b in range(len(self)):
-            yield self[b]
+        return (self[b] for b in range(len(self)))
 
     def _take(self, chosen: rows.Chosen) -> "Bags":
         offsets = offsets_of(self.sizes[chosen])
@@ -395,7 +390,7 @@ class Bags:
 
     def _store(self, **fields: Any) -> None:
         for name, value in fields.items():
-            self.__dict__[name] = _frozen(value)
+            self.__dict__[name] = checks.frozen(value)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"Bags are immutable: cannot set {name!r}; build another cohort")
@@ -453,16 +448,3 @@ def _describe_graph(bags: Bags) -> str:
         f"graph: {bags.graph}, {count(bags.adjacency.nnz // 2, 'edge')}, {mean:.3g} neighbours "
         f"per instance, {count(int((degree == 0).sum()), 'instance')} without"
     )
-
-
-def _frozen(value: Any) -> Any:
-    """The same array (or sparse matrix) read-only, without touching the owner's flags."""
-    if issparse(value):
-        parts = tuple(_frozen(part) for part in (value.data, value.indices, value.indptr))
-        value = csr_array(parts, shape=value.shape)
-        # All our graphs are canonical; finding that out again would cost a pass over them.
-        value.has_sorted_indices = value.has_canonical_format = True
-    elif isinstance(value, np.ndarray):
-        value = value.view()
-        value.flags.writeable = False
-    return value

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from scipy.sparse import issparse
+from scipy.sparse import csr_array, issparse
 
 from gpmil.data import classes
 from gpmil.data.neighbours import Offsets
@@ -313,3 +313,16 @@ def mention_contradictions(
             count(len(odd), "bag"),
             listed(odd),
         )
+
+
+def frozen(value: Any) -> Any:
+    """The same array (or sparse matrix) read-only, without touching the owner's flags."""
+    if issparse(value):
+        parts = tuple(frozen(part) for part in (value.data, value.indices, value.indptr))
+        value = csr_array(parts, shape=value.shape)
+        # All our graphs are canonical; finding that out again would cost a pass over them.
+        value.has_sorted_indices = value.has_canonical_format = True
+    elif isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value

@@ -20,3 +20,10 @@ class FeatureDigest:
     def number(self) -> int:
         """Of 64 bits, to be kept in an array."""
         return int.from_bytes(self._hash.digest(), "little", signed=True)
+
+
+def digest(rows: Num[np.ndarray, "n d"]) -> int:
+    """The number of a bag whose features lie in one piece."""
+    found = FeatureDigest()
+    found.add(rows)
+    return found.number

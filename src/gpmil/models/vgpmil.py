@@ -1,6 +1,8 @@
 """VGPMIL, the logistic Gaussian-process MIL model of Haussmann et al. (2017)."""
 
 import logging
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ logger = logging.getLogger("gpmil")
 BAG_RULES = ("noisy_or", "max")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class VGPMIL(SavedGP):
     """Logistic Gaussian-process MIL with Jaakkola's bound (Haussmann et al. 2017).
 
@@ -59,44 +62,23 @@ class VGPMIL(SavedGP):
     True
     """
 
-    def __init__(
-        self,
-        *,
-        kernel="rbf",
-        variance=1.0,
-        lengthscale="sqrt_dim",
-        mean=0.0,
-        H=100.0,
-        expected_max="product",
-        bag="noisy_or",
-        n_inducing=200,
-        inducing="kmeans",
-        standardize=True,
-        n_components=None,
-        max_iter=200,
-        tol=0.0,
-        random_state=None,
-        device=None,
-        dtype="float64",
-        verbose=False,
-    ):
-        self.kernel = kernel
-        self.variance = variance
-        self.lengthscale = lengthscale
-        self.mean = mean
-        self.H = H
-        self.expected_max = expected_max
-        self.bag = bag
-        self.n_inducing = n_inducing
-        self.inducing = inducing
-        self.standardize = standardize
-        self.n_components = n_components
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.verbose = verbose
+    kernel: Any = "rbf"
+    variance: Any = 1.0
+    lengthscale: Any = "sqrt_dim"
+    mean: Any = 0.0
+    H: Any = 100.0
+    expected_max: Any = "product"
+    bag: Any = "noisy_or"
+    n_inducing: Any = 200
+    inducing: Any = "kmeans"
+    standardize: Any = True
+    n_components: Any = None
+    max_iter: Any = 200
+    tol: Any = 0.0
+    random_state: Any = None
+    device: Any = None
+    dtype: Any = "float64"
+    verbose: Any = False
 
     # --- Fit ----------------------------------------------------------------------------------
 

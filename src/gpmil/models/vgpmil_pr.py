@@ -6,6 +6,7 @@ the Gaussian process at M inducing points; predictions follow from it in closed 
 
 import copy
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import gpytorch
@@ -36,6 +37,7 @@ logger = logging.getLogger("gpmil")
 SOLVERS = ("direct", "newton", "sweeps")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class VGPMILPR(TunedGP):
     """Probit Gaussian-process MIL without coupling (Wang et al.; eqs. mgf, ygm).
 
@@ -95,54 +97,28 @@ class VGPMILPR(TunedGP):
     True
     """
 
-    def __init__(
-        self,
-        *,
-        kernel="rbf",
-        variance="auto",
-        lengthscale="auto",
-        mean="auto",
-        n_inducing=200,
-        inducing="kmeans",
-        standardize=True,
-        n_components=None,
-        solver="direct",
-        moments="diagonal",
-        optimize=(),
-        tuning_budget=40,
-        calibrated=False,
-        flags=False,
-        n_folds=5,
-        max_iter=200,
-        tol=1e-10,
-        random_state=None,
-        device=None,
-        dtype="auto",
-        store="auto",
-        verbose=False,
-    ):
-        self.kernel = kernel
-        self.variance = variance
-        self.lengthscale = lengthscale
-        self.mean = mean
-        self.n_inducing = n_inducing
-        self.inducing = inducing
-        self.standardize = standardize
-        self.n_components = n_components
-        self.solver = solver
-        self.moments = moments
-        self.optimize = optimize
-        self.tuning_budget = tuning_budget
-        self.calibrated = calibrated
-        self.flags = flags
-        self.n_folds = n_folds
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.store = store
-        self.verbose = verbose
+    kernel: Any = "rbf"
+    variance: Any = "auto"
+    lengthscale: Any = "auto"
+    mean: Any = "auto"
+    n_inducing: Any = 200
+    inducing: Any = "kmeans"
+    standardize: Any = True
+    n_components: Any = None
+    solver: Any = "direct"
+    moments: Any = "diagonal"
+    optimize: Any = ()
+    tuning_budget: Any = 40
+    calibrated: Any = False
+    flags: Any = False
+    n_folds: Any = 5
+    max_iter: Any = 200
+    tol: Any = 1e-10
+    random_state: Any = None
+    device: Any = None
+    dtype: Any = "auto"
+    store: Any = "auto"
+    verbose: Any = False
 
     # --- Fit ----------------------------------------------------------------------------------
 
@@ -314,6 +290,7 @@ class VGPMILPR(TunedGP):
             )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class VGPMILPRI(VGPMILPR):
     """Probit Gaussian-process MIL with coupled neighbours (eq. mgf_ising).
 
@@ -337,58 +314,7 @@ class VGPMILPRI(VGPMILPR):
     True
     """
 
-    def __init__(
-        self,
-        *,
-        coupling="auto",
-        kernel="rbf",
-        variance="auto",
-        lengthscale="auto",
-        mean="auto",
-        n_inducing=200,
-        inducing="kmeans",
-        standardize=True,
-        n_components=None,
-        solver="direct",
-        moments="diagonal",
-        optimize=(),
-        tuning_budget=40,
-        calibrated=False,
-        flags=False,
-        n_folds=5,
-        max_iter=200,
-        tol=1e-10,
-        random_state=None,
-        device=None,
-        dtype="auto",
-        store="auto",
-        verbose=False,
-    ):
-        super().__init__(
-            kernel=kernel,
-            variance=variance,
-            lengthscale=lengthscale,
-            mean=mean,
-            n_inducing=n_inducing,
-            inducing=inducing,
-            standardize=standardize,
-            n_components=n_components,
-            solver=solver,
-            moments=moments,
-            optimize=optimize,
-            tuning_budget=tuning_budget,
-            calibrated=calibrated,
-            flags=flags,
-            n_folds=n_folds,
-            max_iter=max_iter,
-            tol=tol,
-            random_state=random_state,
-            device=device,
-            dtype=dtype,
-            store=store,
-            verbose=verbose,
-        )
-        self.coupling = coupling
+    coupling: Any = "auto"
 
     def _check_settings(self) -> None:
         super()._check_settings()

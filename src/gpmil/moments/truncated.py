@@ -144,21 +144,20 @@ def moments(
     v = _variance_ratio(t, h)
     # log q_b = sum_i log(1 - Phi(t_i))
     log_q = segment_sum(log_upper, offsets)
-    # r = q / (1 - q); a bag in the far tail takes rho and log(1 - q) from there
     is_far = segment_max(t, offsets) < FAR
     none = _Far(torch.zeros_like(t), torch.zeros_like(t), torch.zeros_like(log_q))
     far = none if _nowhere(is_far) else _far_tail(t, offsets, row)
+    far_row, pos_row = is_far[row], positive[row]
     near_q = torch.where(is_far, -1.0, log_q)
     near_p = log_not(near_q)
-    log_p = torch.where(is_far, far.log_p, near_p)
-    far_row, pos_row = is_far[row], positive[row]
-    r = torch.exp(near_q - near_p)[row]
-    rho = torch.where(far_row, far.rho, r * h)
-    # rho / sqrt(q) = sqrt(q) h / (1 - q): stays finite as q -> 0
-    root = torch.exp(near_q / 2 - near_p)[row]
-    scaled = torch.where(far_row, far.rho, root * h)  # q = 1 to the last digit in the far tail
-    # rho / q = h / (1 - q)
-    over_q = torch.where(far_row, far.rho, torch.exp(-near_p)[row] * h)
+
+    def pull(log_scale: Tensor) -> Tensor:
+        """h times a number per bag; a bag in the far tail has its pull from there, at q = 1."""
+        return torch.where(far_row, far.rho, torch.exp(log_scale)[row] * h)
+
+    rho = pull(near_q - near_p)  # r h,  r = q / (1 - q)
+    scaled = pull(near_q / 2 - near_p)  # rho / sqrt(q): stays finite as q -> 0
+    over_q = pull(-near_p)  # rho / q
 
     # E = mu - sigma h (eq. qmi_0) = -sigma (h - t);  E = mu + sigma rho (eq. qmi_1)
     mean_neg = -sigma * _excess(t, h)
@@ -173,7 +172,7 @@ def moments(
         torch.where(pos_row, rho, -h) / sigma,
         torch.where(pos_row, bent, v - 1) / sigma**2,
         torch.where(pos_row, scaled / sigma, zero),
-        torch.where(positive, log_p, log_q),
+        torch.where(positive, torch.where(is_far, far.log_p, near_p), log_q),
     )
     return Moments(*(x.to(dtype) for x in out))
 

@@ -42,7 +42,7 @@ Pair = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MapOptions:
     """What was asked for on the command line, of both commands."""
 
     run: Path  # a finished run, or one table
@@ -111,7 +111,7 @@ class PatchTable:
         )
 
 
-def tables(wanted: Wanted) -> list[PatchTable]:
+def tables(wanted: MapOptions) -> list[PatchTable]:
     """The tables of a run, in order of name; only those of the slides wanted, where any are."""
     run = wanted.run
     if run.is_file():
@@ -138,7 +138,7 @@ def tables(wanted: Wanted) -> list[PatchTable]:
     return [known[name] for name in dict.fromkeys(wanted.names)]
 
 
-def _one(wanted: Wanted) -> PatchTable:
+def _one(wanted: MapOptions) -> PatchTable:
     if not wanted.run.name.endswith(ENDING):
         raise ValueError(f"{wanted.run} is no table of patches: expected a file *{ENDING}.")
     if wanted.card:
@@ -146,7 +146,7 @@ def _one(wanted: Wanted) -> PatchTable:
     return PatchTable(wanted.run)
 
 
-def _folder(wanted: Wanted) -> Path:
+def _folder(wanted: MapOptions) -> Path:
     """The folder with the tables of the coupling, or of the repeat, that is asked for."""
     place = wanted.run / PATCHES
     couplings = _numbered(place, "coupling")
@@ -176,7 +176,7 @@ def _words(numbers: dict[float, Path]) -> str:
     return ", ".join(f"{number:.12g}" for number in numbers)
 
 
-def _tested(wanted: Wanted) -> set[str] | None:
+def _tested(wanted: MapOptions) -> set[str] | None:
     """The slides that the repeat asked for tests, as predictions.csv says; None: all."""
     if wanted.repeat is None:
         return None

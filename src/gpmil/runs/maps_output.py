@@ -21,12 +21,12 @@ import typer
 from gpmil import __version__
 from gpmil.files.whole import LOCK, PARTIAL, json_bytes, locked, write_whole, written_by_someone
 from gpmil.runs.files import CARD, FORMAT
-from gpmil.runs.maps_input import PatchTable, Wanted, config, run_of, say
+from gpmil.runs.maps_input import MapOptions, PatchTable, config, run_of, say
 from gpmil.runs.workspace import MADE, check_target
 
 
 # --- Where they go --------------------------------------------------------------------------------
-def with_place(wanted: Wanted, kind: str, found: Sequence[PatchTable]) -> Wanted:
+def with_place(wanted: MapOptions, kind: str, found: Sequence[PatchTable]) -> MapOptions:
     """Where files go: the folder asked for, else one in the run, or beside a table on its own."""
     if wanted.out is not None:
         check_out(wanted.out, wanted.run)
@@ -124,7 +124,7 @@ def _digest(facts: list[Any], table: PatchTable) -> str:
 
 
 @contextmanager
-def making(wanted: Wanted, card: dict[str, Any]) -> Iterator[MapFolder]:
+def making(wanted: MapOptions, card: dict[str, Any]) -> Iterator[MapFolder]:
     """A folder whose files are added to `wanted.out` when the block ends.
 
     Where that fails, finished files stay in `<out>.partial` for the same command to continue.

@@ -24,7 +24,7 @@ logger = logging.getLogger("gpmil")
 
 
 @dataclass(frozen=True)
-class Asked:
+class PredictionOptions:
     """What predictions are to say besides probabilities."""
 
     rate: float = 0.1  # false discovery rate of flagged patches
@@ -78,7 +78,7 @@ def predict_in_batches(
     space: Workspace,
     model: BagClassifier,
     bags: Bags,
-    asked: Asked,
+    asked: PredictionOptions,
     step: Callable[[str], None],
     coupling: str = "",
 ) -> list[str]:
@@ -101,7 +101,7 @@ def predict_in_batches(
 
 
 def predict(
-    model: BagClassifier, bags: Bags, asked: Asked, rule: ReferRule | None
+    model: BagClassifier, bags: Bags, asked: PredictionOptions, rule: ReferRule | None
 ) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
     """Rows of predictions.csv, and one table of patches per slide (none from some models)."""
     found = model.predict_all(

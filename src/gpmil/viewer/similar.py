@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int, Num
 
 from gpmil.data.checks import offsets_of
 from gpmil.files import persistence
-from gpmil.viewer.cohort import Cohort, Missing, Run, as_dict, found_again, model_folder
+from gpmil.viewer.cohort import Missing, ShownCohort, ShownRun, as_dict, found_again, model_folder
 from gpmil.viewer.maps import Maps, PatchMap
 
 logger = logging.getLogger("gpmil")
@@ -72,7 +72,7 @@ class Space:
 class Similar:
     """Similar patches in all runs; features of several runs on the same data are shared."""
 
-    def __init__(self, cohort: Cohort, maps: Maps) -> None:
+    def __init__(self, cohort: ShownCohort, maps: Maps) -> None:
         self.cohort, self.maps = cohort, maps
         self._index = {name: k for k, name in enumerate(cohort.names)}
         self._lock = threading.Lock()
@@ -201,7 +201,7 @@ def _same_patches(known: Features, b: int, own: PatchMap) -> bool:
 
 
 # --- Where the features are -----------------------------------------------------------------------
-def _looked_for(run: Run) -> tuple[tuple[str, Callable[[], Features]] | None, str]:
+def _looked_for(run: ShownRun) -> tuple[tuple[str, Callable[[], Features]] | None, str]:
     """A name and a function that opens the features, or None and why there are none."""
     options = as_dict(run.config.get("options"))
     source = as_dict(options.get("source"))
@@ -257,7 +257,7 @@ def _table_opener(path: Path, source: Mapping[str, Any]) -> Callable[[], Feature
     return opened
 
 
-def _space(run: Run, n_features: int) -> Space:
+def _space(run: ShownRun, n_features: int) -> Space:
     """The feature space of the run's model; plain features where there is none that fits."""
     place = model_folder(run.folder, run.config)
     if place is not None:
