@@ -7,6 +7,7 @@ from synthetic import numbers_for
 import gpmil
 from gpmil import VGPMILPRI
 from gpmil.models import MODELS
+from gpmil.models.base import BagClassifier
 
 NETWORK = {"hidden_dim": 6, "max_epochs": 3}
 SETTINGS = {
@@ -76,6 +77,24 @@ def test_a_level_that_is_none(cohort):
     model = fitted(VGPMILPRI, cohort)
     with pytest.raises(ValueError, match="level"):
         model.predict_all(cohort, level=90)
+
+
+class HalfMIL(BagClassifier):
+    """The least that a model must have."""
+
+    verbose = False
+
+    def _fit(self, bags, y):
+        self._remember_cohort(bags, y)
+
+    def log_proba_negative(self, bags):
+        return np.full(len(bags), np.log(0.3)), np.zeros(len(bags))
+
+
+def test_a_model_of_two_methods_has_it(cohort):
+    found = HalfMIL().fit(cohort).predict_all(cohort)
+    np.testing.assert_allclose(found.proba, [[0.3, 0.7]] * len(cohort))
+    assert found.instances is None
 
 
 def test_the_reason_is_said(cohort, caplog):

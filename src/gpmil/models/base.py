@@ -162,8 +162,11 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
         return both_classes(self._calibrate(log_p))
 
     def predict_instances(self, bags) -> InstancePredictions:
-        """P(h_i = 1) of every instance; ValueError, with the reason, where a model has none."""
-        raise NotImplementedError
+        """P(h_i = 1) of every instance; refused, with the reason, where a model has none."""
+        raise ValueError(
+            f"{type(self).__name__} is trained on whole bags and has no probability for an "
+            "instance. Use gpmil.VGPMILPRI for probabilities and marks of instances."
+        )
 
     def predict_all(
         self,
