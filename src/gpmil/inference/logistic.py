@@ -3,7 +3,7 @@
     p(h_i | f_i) = sigmoid(f_i)^h_i (1 - sigmoid(f_i))^(1 - h_i)                  eq. (hgf)
     p(y_b | h_b) = H^G_b / (H + 1),  G_b = 1[y_b = max h_b]                       eq. (ygh_vgpmil)
 
-The logistic is bounded below by a Gaussian with one parameter xi_i an instance,
+The logistic is bounded below by a Gaussian with one parameter xi_i per instance,
 
     log sigmoid(f) >= log sigmoid(xi) + (f - xi)/2 - l(xi) (f^2 - xi^2),  l(xi) = tanh(xi/2)/(4 xi),
 
@@ -143,14 +143,9 @@ def prepare(
     for start in range(0, int(offsets[-1]), CHUNK_ROWS):
         x = inputs(slice(start, min(start + CHUNK_ROWS, int(offsets[-1]))))
         W = gp.whiten(x)
-        residual.append((prior_variance(gp, x) - W.square().sum(1)).clamp(min=0))
+        residual.append((gp.kernel.diagonal(x) - W.square().sum(1)).clamp(min=0))
         chunks.append(W.to(dtype))
     return Problem(chunks, torch.cat(residual), c, Columns.build(offsets, positive))
-
-
-def prior_variance(gp: SparseGP, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-    """k(x_i, x_i)."""
-    return gp.kernel.diagonal(x)
 
 
 def update_process(

@@ -226,7 +226,7 @@ class VGPMIL(Saved):
                 x = self._inputs(bags.features[rows], device)
                 found = predictor.unsmoothed(x)
                 # f* ~ N(c + W w, K - W W' + W R^-1 W') (eq. f_star), its diagonal
-                own = logistic.prior_variance(predictor.gp, x)
+                own = predictor.gp.kernel.diagonal(x)
                 variance = (own - found[:, 1:].square().sum(1)).clamp(min=0)
                 mean[rows] = (predictor.c + found[:, 0]).cpu().numpy()
                 std[rows] = variance.sqrt().cpu().numpy()
