@@ -1,7 +1,7 @@
 """Loops compiled for CPUs, and when they are used: a pass over the bags, and EP's arithmetic.
 
 The plain pass (pieces.Chunk) reads H twice, for mu = c + H w and for H'x, with some thirty vector
-operations between them. In the loop of kernels/passes.py a bag is finished before the next one is
+operations between them. In the loop of passes.py a bag is finished before the next one is
 begun: its rows of H are still in the cache when they are needed again, and nothing is written but
 the M sums.
 

@@ -108,7 +108,7 @@ def sweep(
     """The bags g, g + G, ...: sum of log Z_b, and H'P(E - c).
 
     Products with H go by ROWS rows; what is done for each instance alone goes by THREADS of them,
-    one a thread. In between, threads read what others wrote: hence the barriers.
+    one per thread. In between, threads read what others wrote: hence the barriers.
     """
     g = tl.program_id(0)
     G = tl.num_programs(0)

@@ -6,7 +6,7 @@ the cache when they are needed again, and everything else stays inside. With M c
 bytes the floor is 4 N M bytes over the bandwidth. The sweeps are captured as a CUDA graph, so
 that nothing is launched from Python between them.
 
-`advance` is the fast twin of the loop in inference.sweeps; it returns None where it does not
+`advance` is the fast twin of the loop in solvers.sweeps; it returns None where it does not
 apply: no Triton (it comes with torch's CUDA builds), a likelihood without compiled loops, instances
 with many neighbours, numbers that leave its range.
 """
@@ -27,7 +27,7 @@ MOST_NEIGHBOURS = 8
 ROWS = 8  # of H in registers at a time
 WARPS = 2
 STAGES = 3  # such rows on their way while others are at work
-PROGRAMS = 16  # a multiprocessor
+PROGRAMS = 16  # per multiprocessor
 
 
 class Neighbours(NamedTuple):

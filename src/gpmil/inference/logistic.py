@@ -3,7 +3,7 @@
     p(h_i | f_i) = sigmoid(f_i)^h_i (1 - sigmoid(f_i))^(1 - h_i)                  eq. (hgf)
     p(y_b | h_b) = H^G_b / (H + 1),  G_b = 1[y_b = max h_b]                       eq. (ygh_vgpmil)
 
-The logistic is bounded below by a Gaussian with one parameter xi_i an instance,
+The logistic is bounded below by a Gaussian with one parameter xi_i per instance,
 
     log sigmoid(f) >= log sigmoid(xi) + (f - xi)/2 - l(xi) (f^2 - xi^2),  l(xi) = tanh(xi/2)/(4 xi),
 

@@ -279,7 +279,7 @@ def direct(
 def _maximise(
     problem: Problem, max_iter: int, tol: float, start: Float[Tensor, " M"] | None
 ) -> Solution:
-    """The same, with nothing said where it does not converge."""
+    """As `direct`, without its warning: the optimum of a sample is only a place to start."""
     w = _from_a_sample(problem, max_iter) if start is None else start
     value, gradient, curvature = collapsed_bound(problem, w)
     residual, trace, fresh = float("inf"), [value], True

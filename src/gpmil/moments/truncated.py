@@ -2,7 +2,7 @@
 
 q(m_b) is N(mu_b, diag(sigma_b^2)) restricted to all m < 0 (a negative bag) or to its complement
 (a positive bag): the paper's eqs. (qmi_0) and (qmi_1). With t = mu / sigma and the hazard
-h(t) = phi(t) / (1 - Phi(t)), everything follows from three quantities a bag:
+h(t) = phi(t) / (1 - Phi(t)), everything follows from three quantities per bag:
 
     log q = sum_i log(1 - Phi(t_i))        log P(all m < 0), independent patches
     r     = q / (1 - q)

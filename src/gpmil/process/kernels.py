@@ -71,16 +71,21 @@ def rbf(x: Float[Tensor, "*b n d"], z: Float[Tensor, "*#b m d"]) -> Float[Tensor
     return out.clamp_(max=0).exp_()
 
 
+def _distance(s: Tensor) -> Tensor:
+    """sqrt(s), which has no derivative at zero; in place, as a copy costs more than the root."""
+    return s.clamp(min=TINY).sqrt_()
+
+
 def matern32_value(s: Tensor, length: Length) -> Tensor:
     """(1 + r) exp(-r), r = sqrt(3 s) / length."""
-    r = s.clamp(min=TINY).sqrt() * (math.sqrt(3) / length)  # sqrt has no derivative at zero
-    return (1 + r) * torch.exp(-r)
+    r = _distance(s) * (math.sqrt(3) / length)
+    return (1 + r) * r.neg().exp_()
 
 
 def matern52_value(s: Tensor, length: Length) -> Tensor:
     """(1 + r + r^2 / 3) exp(-r), r = sqrt(5 s) / length."""
-    r = s.clamp(min=TINY).sqrt() * (math.sqrt(5) / length)
-    return (1 + r + r.square() / 3) * torch.exp(-r)
+    r = _distance(s) * (math.sqrt(5) / length)
+    return (1 + r + r.square() / 3) * r.neg().exp_()
 
 
 def linear_value(g: Tensor, length: Length) -> Tensor:
@@ -150,9 +155,11 @@ class Kernel:
     ) -> Float[Tensor, "*b n m"]:
         """The matrix of covariances between the rows of x and of z."""
         f = self.formula
-        if f.in_place is not None and not torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not self.named:
+            return self.variance * f.value(f.pairs(x, z), self.lengthscale)
+        if f.in_place is not None:
             return f.in_place(x / self.lengthscale, z / self.lengthscale).mul_(self.variance)
-        return self.variance * f.value(f.pairs(x, z), self.lengthscale)
+        return f.value(f.pairs(x, z), self.lengthscale).mul_(self.variance)
 
     def diagonal(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
         """k(x_i, x_i)."""
