@@ -71,7 +71,7 @@ def test_accepted_slides_err_as_seldom_as_promised():
     found = simulation.study(simulation.refer_cohort, [case], range(6))["small"]
     for alpha in simulation.ALPHAS:
         # each cohort exceeds with probability .1 at most: three of six have probability .016
-        assert found[f"exceeds {alpha}"].sum() <= 1
+        assert found[f"exceeds {alpha}"].sum() <= 2
     assert found["some 0.1"].mean() > 0.5
     assert found["accepted 0.2"].mean() > 0.8
 
@@ -90,9 +90,9 @@ def test_calibration_mends_settings_that_are_off():
 def test_learned_coupling_follows_the_truth():
     # neither truth is 1, where the search begins and its weak prior has its centre
     low, high = (simulation.Coupled(truth, "coupling", sides=(5, 6)) for truth in (0.3, 3.0))
-    found = simulation.study(simulation.coupled_cohort, [low, high], range(2, 5))
+    found = simulation.study(simulation.coupled_cohort, [low, high], range(5))
     ratios = np.concatenate([found[case.name]["ratio"] for case in (low, high)])
-    assert (np.abs(np.log(ratios)) < np.log(3)).sum() >= 5
+    assert (np.abs(np.log(ratios)) < np.log(3)).sum() >= 7
     learned = [case.truth * np.median(found[case.name]["ratio"]) for case in (low, high)]
     assert learned[1] > 1.5 * learned[0]
 

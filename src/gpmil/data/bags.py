@@ -363,7 +363,7 @@ class Bags:
             return self
         return self._changed(features=np.array(self.features))
 
-    def _with_labels(self, found: Labels, groups: Any = None) -> "Bags":
+    def with_labels(self, found: Labels, groups: Any = None) -> "Bags":
         """The same bags with other labels, and other groups where they are given."""
         checks.mention_contradictions(self.instance_labels, found.values, self.offsets, self.names)
         return self._changed(
@@ -373,7 +373,7 @@ class Bags:
             _metadata=self._metadata | {"classes": found.classes},
         )
 
-    def _with_groups(self, groups: Any) -> "Bags":
+    def with_groups(self, groups: Any) -> "Bags":
         """The same bags, of other groups."""
         return self._changed(groups=checks.as_groups(groups, self.names))
 

@@ -73,7 +73,7 @@ def _assembled(
         step=value,
         graph=graph,
         metadata=_metadata(found, facts, units),
-    )._with_labels(joined.labels, guessed.patients if joined.groups is None else joined.groups)
+    ).with_labels(joined.labels, guessed.patients if joined.groups is None else joined.groups)
     notes = (*joined.notes, *filter(None, [guessed.note]), *guesses, *undecided)
     return bags.with_digests(found.digests), ReadReport(
         format=found.format,

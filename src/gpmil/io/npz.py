@@ -81,7 +81,7 @@ def whole(path: Path, said: Mapping[str, Any], step: Any, graph: str | None) -> 
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    bags = bags._with_labels(found)
+    bags = bags.with_labels(found)
     split = arrays["split"][kept] if "split" in arrays else None
     return WholeCohort(bags, split, found.notes)
 

@@ -68,12 +68,12 @@ def read(
     bags, notes = _whole(kind, path, said if own else NOTHING_SAID, step, graph)
     joined = None if own else join(bags.names.tolist(), labels, **said)
     if joined is not None:
-        bags = bags._with_labels(joined.labels, joined.groups)
+        bags = bags.with_labels(joined.labels, joined.groups)
         notes += joined.notes
     guessed = patients.Guess()
     if bags.groups is None and said["patient"] is not False:
         guessed = patients.guess(bags.names.astype(str).tolist())
-        bags = bags if guessed.patients is None else bags._with_groups(guessed.patients)
+        bags = bags if guessed.patients is None else bags.with_groups(guessed.patients)
         notes += filter(None, [guessed.note])
     report = _report(bags, kind, joined, notes, given=step is not None)
     return bags, replace(report, patients_doubted=guessed.warning)

@@ -151,7 +151,7 @@ def whole(
         raise ValueError(f"{path}: {error}") from error
     if found is None:
         return WholeCohort(bags, of, ())
-    return WholeCohort(bags._with_labels(found), of, found.notes)
+    return WholeCohort(bags.with_labels(found), of, found.notes)
 
 
 # ------------------------------------------------------------------ columns

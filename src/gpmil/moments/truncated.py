@@ -144,20 +144,8 @@ def moments(
     v = _variance_ratio(t, h)
     # log q_b = sum_i log(1 - Phi(t_i))
     log_q = segment_sum(log_upper, offsets)
-    is_far = segment_max(t, offsets) < FAR
-    none = _Far(torch.zeros_like(t), torch.zeros_like(t), torch.zeros_like(log_q))
-    far = none if _nowhere(is_far) else _far_tail(t, offsets, row)
-    far_row, pos_row = is_far[row], positive[row]
-    near_q = torch.where(is_far, -1.0, log_q)
-    near_p = log_not(near_q)
-
-    def pull(log_scale: Tensor) -> Tensor:
-        """h times a number per bag; a bag in the far tail has its pull from there, at q = 1."""
-        return torch.where(far_row, far.rho, torch.exp(log_scale)[row] * h)
-
-    rho = pull(near_q - near_p)  # r h,  r = q / (1 - q)
-    scaled = pull(near_q / 2 - near_p)  # rho / sqrt(q): stays finite as q -> 0
-    over_q = pull(-near_p)  # rho / q
+    log_p, rho, scaled, over_q, far, far_row = _pulls(t, h, log_q, offsets, row)
+    pos_row = positive[row]
 
     # E = mu - sigma h (eq. qmi_0) = -sigma (h - t);  E = mu + sigma rho (eq. qmi_1)
     mean_neg = -sigma * _excess(t, h)
@@ -172,9 +160,35 @@ def moments(
         torch.where(pos_row, rho, -h) / sigma,
         torch.where(pos_row, bent, v - 1) / sigma**2,
         torch.where(pos_row, scaled / sigma, zero),
-        torch.where(positive, torch.where(is_far, far.log_p, near_p), log_q),
+        torch.where(positive, log_p, log_q),
     )
     return Moments(*(x.to(dtype) for x in out))
+
+
+class _Far(NamedTuple):
+    rho: Tensor
+    mean: Tensor
+    log_p: Tensor
+
+
+def _pulls(
+    t: Tensor, h: Tensor, log_q: Tensor, offsets: Tensor, row: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, _Far, Tensor]:
+    """Of a positive bag log(1 - q), and rho, rho / sqrt(q), rho / q; which are in the far tail."""
+    is_far = segment_max(t, offsets) < FAR
+    none = _Far(torch.zeros_like(t), torch.zeros_like(t), torch.zeros_like(log_q))
+    far = none if _nowhere(is_far) else _far_tail(t, offsets, row)
+    far_row = is_far[row]
+    near_q = torch.where(is_far, -1.0, log_q)
+    near_p = log_not(near_q)
+
+    def pull(log_scale: Tensor) -> Tensor:
+        # h times a number per bag; in the far tail, where q = 1 to the last digit, rho itself
+        return torch.where(far_row, far.rho, torch.exp(log_scale)[row] * h)
+
+    # rho = r h, r = q / (1 - q); rho / sqrt(q) stays finite as q -> 0
+    pulls = pull(near_q - near_p), pull(near_q / 2 - near_p), pull(-near_p)
+    return torch.where(is_far, far.log_p, near_p), *pulls, far, far_row
 
 
 def expectations(
@@ -230,12 +244,6 @@ def _quick(
     pull = torch.where(positive, q / not_q, -1.0).mul_(1 / math.sqrt(2 * math.pi))
     shift = sigma_h.mul_(pull.index_select(0, row))
     return shift, torch.where(positive, not_q.log(), log_q)
-
-
-class _Far(NamedTuple):
-    rho: Tensor
-    mean: Tensor
-    log_p: Tensor
 
 
 def _far_tail(t: Tensor, offsets: Tensor, row: Tensor) -> _Far:
