@@ -263,7 +263,7 @@ HARD = Tissue(side=5, shift=2.5, smallest=0.04, largest=0.5)
 PATIENTS = replace(HARD, shift=3.0, per_patient=3, correlation=0.15)
 REFER = (
     Refer("independent slides", HARD),
-    Refer("3 slides a patient", PATIENTS, n_bags=240),
+    Refer("3 slides per patient", PATIENTS, n_bags=240),
     Refer("the same, not told", PATIENTS, n_bags=240, groups=False),
 )
 ALPHAS = (0.05, 0.1, 0.2)
@@ -513,7 +513,7 @@ def study(
     seeds: range,
     jobs: int = 1,
 ) -> Results:
-    """Every case on every seed: case -> what was measured -> one number a cohort."""
+    """Every case on every seed: case -> what was measured -> one number per cohort."""
     tasks = [joblib.delayed(quietly)(one_cohort, case, seed) for case in cases for seed in seeds]
     with joblib.parallel_config("loky", inner_max_num_threads=1 if jobs > 1 else None):
         rows = joblib.Parallel(jobs)(tasks)

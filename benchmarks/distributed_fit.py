@@ -169,7 +169,7 @@ def dask(mean_size, whole):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--instances", type=float, default=161.7, help="instances a slide")
+    parser.add_argument("--instances", type=float, default=161.7, help="instances per slide")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.as_rank:

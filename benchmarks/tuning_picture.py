@@ -2,7 +2,7 @@
 
     python benchmarks/tuning_picture.py STUDY.json [--out docs/images/tuning.png]
 
-STUDY.json is what benchmarks/leave_one_out_study.py wrote with --json. A row a cohort; left the
+STUDY.json is what benchmarks/leave_one_out_study.py wrote with --json. One row per cohort; left the
 leave-one-bag-out log loss from one fit, right the evidence bound of the same fit, both against the
 log loss of five-fold cross-validation. Each point is a setting; the ring is the one that would be
 chosen.

@@ -1,4 +1,4 @@
-"""Partitions as the processes of a torch.distributed group, one a process (torchrun, SLURM).
+"""Partitions as the processes of a torch.distributed group, one per process (torchrun, SLURM).
 
 Rank 0 runs the fit and asks; the others answer until it says that it is done, and get its result.
 Only one process decides anything: machines that round differently cannot drift apart and wait

@@ -2,19 +2,26 @@
 
 erfcx(x) = p(u) / (1 + 2 x), u = (x - K) / (x + K), for x >= 0: the Chebyshev expansion of
 (1 + 2 x) erfcx(x) in u, cut where it is below 1e-16 and written in powers of u.
+
+`no_type_check`: Triton compiles the source of a function, and must find the function itself, not a
+wrapper that checks types.
 """
+
+from typing import no_type_check
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
+@no_type_check
 def _double(value: tl.constexpr):
     """A number with all its digits: as a literal Triton would take it for a float32."""
     return tl.full([], value, tl.float64)
 
 
 @triton.jit
+@no_type_check
 def erfcx(x):
     """exp(x^2) erfc(x), x >= 0, to 4e-16."""
     u = (x - 3.75) / (x + 3.75)
@@ -46,6 +53,7 @@ def erfcx(x):
 
 
 @triton.jit
+@no_type_check
 def log_one_minus(q):
     """log(1 - q), 0 <= q < 1, accurate for small q."""
     series = -q * (
@@ -60,6 +68,7 @@ def log_one_minus(q):
 
 
 @triton.jit
+@no_type_check
 def tails(t):
     """log(1 - Phi(t)), the hazard h(t), and h(t) - t."""
     x = tl.abs(t) * _double(0.7071067811865476)
@@ -80,6 +89,7 @@ def tails(t):
 
 
 @triton.jit
+@no_type_check
 def minus_expm1(y):
     """1 - exp(y), y <= 0."""
     series = -y * (
@@ -91,6 +101,7 @@ def minus_expm1(y):
 
 
 @triton.jit
+@no_type_check
 def _rows_of_H(H, rows, here, columns, inside, M: tl.constexpr):
     return tl.load(
         H + rows[:, None] * M + columns[None, :],
@@ -100,6 +111,7 @@ def _rows_of_H(H, rows, here, columns, inside, M: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def sweep(
     H, sigma, w, diagonal, neighbour, weight, offsets, positive, mean, above, below,
     partial, log_z, prior_mean, n_bags, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
