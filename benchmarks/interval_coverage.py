@@ -2,8 +2,8 @@
 
     python benchmarks/interval_coverage.py
 
-Shares: every slide is right with the same probability; or three slides per patient, all right or all
-wrong together in the share `alike` of the patients. AUC: scores of positives are normal and
+Shares: every slide is right with the same probability; or three slides per patient, all right or
+all wrong together in the share `alike` of the patients. AUC: scores of positives are normal and
 shifted; or a share of the positives looks like negatives (lesions that are missed) and the rest
 stands apart. The bootstrap that intervals were made by before stands beside them.
 """
