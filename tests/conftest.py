@@ -3,38 +3,12 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
+from synthetic import small_slides
 
 from gpmil import Bags
 
 ROOT = Path(__file__).parents[1]
-
-
-def small_slides(n_bags: int, n_features: int, seed: int) -> dict[str, list]:
-    """Arguments of `Bags.from_arrays`: irregular tissue on a grid, connected lesions, patients."""
-    rng = np.random.default_rng(seed)
-    lattice = np.argwhere(np.ones((4, 3), dtype=bool))
-    arrays, coords, truth, labels = [], [], [], []
-    for b in range(n_bags):
-        label = int(rng.random() < 0.5) if b > 1 else b
-        n = int(rng.integers(4, 9))
-        cells = np.delete(lattice, rng.choice(12, 12 - n, replace=False), axis=0)
-        # the upper rows: a lesion whose cells lie together
-        lesion = label * (np.arange(n) < rng.integers(2, n))
-        shift = np.linspace(2.1, -0.8, n_features)
-        arrays.append(rng.normal(size=(n, n_features)) + lesion[:, None] * shift)
-        coords.append(cells * 256 + rng.integers(0, 9_000, 2))
-        truth.append(lesion)
-        labels.append(label)
-    return {
-        "arrays": arrays,
-        "labels": labels,
-        "coords": coords,
-        "instance_labels": truth,
-        "names": [f"slide{b:02d}" for b in range(n_bags)],
-        "groups": [f"patient{(2 * b) // 3}" for b in range(n_bags)],
-    }
 
 
 @pytest.fixture(scope="session")

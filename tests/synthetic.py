@@ -70,3 +70,29 @@ def some_inducing(bags, m, seed=3):
     rng = np.random.default_rng(seed)
     rows = rng.choice(bags.n_instances, m, replace=False)
     return bags.features[rows] + 0.1 * rng.normal(size=(m, bags.n_features))
+
+
+def small_slides(n_bags: int, n_features: int, seed: int) -> dict[str, list]:
+    """Arguments of `Bags.from_arrays`: irregular tissue on a grid, connected lesions, patients."""
+    rng = np.random.default_rng(seed)
+    lattice = np.argwhere(np.ones((4, 3), dtype=bool))
+    arrays, coords, truth, labels = [], [], [], []
+    for b in range(n_bags):
+        label = int(rng.random() < 0.5) if b > 1 else b
+        n = int(rng.integers(4, 9))
+        cells = np.delete(lattice, rng.choice(12, 12 - n, replace=False), axis=0)
+        # the upper rows: a lesion whose cells lie together
+        lesion = label * (np.arange(n) < rng.integers(2, n))
+        shift = np.linspace(2.1, -0.8, n_features)
+        arrays.append(rng.normal(size=(n, n_features)) + lesion[:, None] * shift)
+        coords.append(cells * 256 + rng.integers(0, 9_000, 2))
+        truth.append(lesion)
+        labels.append(label)
+    return {
+        "arrays": arrays,
+        "labels": labels,
+        "coords": coords,
+        "instance_labels": truth,
+        "names": [f"slide{b:02d}" for b in range(n_bags)],
+        "groups": [f"patient{(2 * b) // 3}" for b in range(n_bags)],
+    }

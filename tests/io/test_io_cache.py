@@ -116,7 +116,7 @@ def test_what_is_kept_is_known_without_reading_it(folder, monkeypatch):
         bags = gpmil.read(folder)[[2, 0, 3]]
         with monkeypatch.context() as patch:
             patch.setattr(np, "isfinite", None)
-            patch.setattr("gpmil.data.bags.FeatureDigest", None)
+            patch.setattr("gpmil.data.bags.digest", None)
             bags.check_finite()
             found = bags.digests()
         np.testing.assert_array_equal(found, expected)

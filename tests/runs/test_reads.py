@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import writers
-from conftest import small_slides
+from synthetic import small_slides
 from typer.testing import CliRunner
 
 from gpmil.cli import app
