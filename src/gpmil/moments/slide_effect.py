@@ -30,7 +30,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpmil.moments import truncated
-from gpmil.moments.truncated import excess, log_not, segment_max, segment_sum, upper_tail
+from gpmil.moments.given_effect import PLAIN, Given, Patches, all_below, some_above
+from gpmil.moments.truncated import log_not, segment_max, segment_sum
 
 STEP = 1.0  # in widths of the narrowest part of the integrand
 LEVELS = 4  # steps are powers of 2^(1/4), so that they rarely change with mu
@@ -38,7 +39,6 @@ DROP = 18.0  # terms below e^-18 of the largest are left out
 RANK = 2  # of the low-rank part of the second derivative
 NEAR_ONE = -0.05  # log Q of a positive bag above which 1 - Q is summed directly
 SEARCH = 40  # steps at most to the mode
-PLAIN = 8.0  # t up to which erfc keeps its digits, and h - t twelve
 ONE = -6.0  # t of all patches below which q is one: 1 - Phi(-6) = 1e-9
 SMOOTH = 0.4  # h / tau up to which a sum over the lattice is an integral and its corrections
 
@@ -74,17 +74,17 @@ def moments(
     Can be differentiated in mu, sigma and tau. `row`, the bag of every instance, spares a repeated
     caller some work.
     """
-    patches = _Patches.of(mu, sigma, offsets, row)
+    patches = Patches.of(mu, sigma, offsets, row)
     tau = torch.as_tensor(tau, dtype=torch.float64, device=mu.device)
     if float(tau.detach()) == 0:
         found = _without_effect(patches, positive)
     else:
-        sums = _over_effect(patches, tau, _all_below)
+        sums = _over_effect(patches, tau, all_below)
         found = _labelled(patches, tau, sums, positive)
         near_one = positive & (sums.log_z > NEAR_ONE)
         if near_one.any():
             some, rows = patches.some(near_one)
-            rare = _over_effect(some, tau, _some_above)
+            rare = _over_effect(some, tau, some_above)
             found = found.replaced(rare, rows, near_one.nonzero()[:, 0])
     mean, gamma, curvature, factors, log_z, effect, square, by_log_tau = found
     sign, variance = torch.where(positive, -1.0, 1.0), square - effect.square()
@@ -103,10 +103,10 @@ def gradient(
     """d log Z / dmu and log Z alone, as `moments` has them."""
     if float(tau) == 0:
         return truncated.gradient(mu, sigma, positive, offsets, row)
-    patches = _Patches.of(mu, sigma, offsets, row)
+    patches = Patches.of(mu, sigma, offsets, row)
     tau = torch.as_tensor(tau, dtype=torch.float64, device=mu.device)
     with torch.no_grad():
-        nodes = _nodes(patches.detach(), tau.detach(), _all_below)
+        nodes = _nodes(patches.detach(), tau.detach(), all_below)
     log_q, slope = _below_alone(patches, tau, nodes)
     if not bool(torch.isfinite(log_q).all()):
         found = moments(mu, sigma, positive, offsets, tau, row)
@@ -118,7 +118,7 @@ def gradient(
     gamma = factor.index_select(0, row) * slope
     if near_one.any():
         some, rows = patches.some(near_one)
-        rare = _over_effect(some, tau, _some_above)
+        rare = _over_effect(some, tau, some_above)
         gamma = gamma.index_copy(0, rows, rare.gamma)
         log_z = log_z.index_copy(0, near_one.nonzero()[:, 0], rare.log_z)
     return gamma.to(mu.dtype), log_z.to(mu.dtype)
@@ -145,7 +145,7 @@ class _Found(NamedTuple):
         return _Found(*(x.index_copy(0, at, y) for x, y, at in zip(self, other, where)))
 
 
-def _without_effect(patches: "_Patches", positive: Tensor) -> _Found:
+def _without_effect(patches: Patches, positive: Tensor) -> _Found:
     mu, sigma, offsets, row = patches
     m = truncated.moments(mu, sigma, positive, offsets, row)
     # pull pull' = gamma gamma' / q = gamma gamma' + F F',  F = pull sqrt(1 - q)
@@ -156,7 +156,7 @@ def _without_effect(patches: "_Patches", positive: Tensor) -> _Found:
     return _Found(m.mean, m.gamma, m.curvature, factors, m.log_z, zero, zero, zero)
 
 
-def _labelled(patches: "_Patches", tau: Tensor, sums: _Found, positive: Tensor) -> _Found:
+def _labelled(patches: Patches, tau: Tensor, sums: _Found, positive: Tensor) -> _Found:
     """From averages over all m < 0: as they are, or what they leave of N(mu, S)."""
     row = patches.row
     log_q = torch.where(positive, sums.log_z.clamp(max=NEAR_ONE), -1.0)
@@ -181,81 +181,6 @@ def _labelled(patches: "_Patches", tau: Tensor, sums: _Found, positive: Tensor) 
     )
 
 
-# --- Bags given their effect ----------------------------------------------------------------------
-
-
-class _Patches(NamedTuple):
-    mu: Tensor
-    sigma: Tensor
-    offsets: Tensor
-    row: Tensor
-
-    @classmethod
-    def of(cls, mu: Tensor, sigma: Tensor, offsets: Tensor, row: Tensor | None) -> "_Patches":
-        if row is None:
-            sizes = offsets.diff()
-            row = torch.arange(len(sizes), device=mu.device).repeat_interleave(sizes)
-        return cls(mu.double(), sigma.double(), offsets, row)
-
-    def some(self, keep: Tensor) -> tuple["_Patches", Tensor]:
-        """Some of the bags, and where their rows are."""
-        rows = keep[self.row].nonzero()[:, 0]
-        sizes = self.offsets.diff()[keep]
-        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        return _Patches.of(self.mu[rows], self.sigma[rows], offsets, None), rows
-
-    def detach(self) -> "_Patches":
-        return _Patches(*(x.detach() for x in self))
-
-
-class _Given(NamedTuple):
-    """Bags at one s each: log z(s), and its derivatives in s and in mu.
-
-    d2 z / z = diag(curvature) +- size^2 direction direction'. Directions change little with s, so
-    that averages over s of their squares are of low rank.
-    """
-
-    log_z: Tensor
-    slope: Tensor  # d log z / ds
-    bend: Tensor  # d2 log z / ds2
-    gamma: Tensor
-    curvature: Tensor
-    mean: Tensor
-    direction: Tensor
-    size: Tensor
-
-
-def _all_below(patches: _Patches, s: Tensor) -> _Given:
-    """z = q."""
-    mu, sigma, offsets, row = patches
-    t = (mu + s.index_select(0, row)) / sigma
-    if bool((t > PLAIN).any()):
-        log_upper, h = upper_tail(t)
-        gap = excess(t)
-    else:
-        # to the absolute precision that sums over s need
-        z = t * math.sqrt(0.5)
-        upper = torch.erfc(z) / 2
-        log_upper, h = upper.log(), torch.exp(-z.square()) / upper * (1 / math.sqrt(2 * math.pi))
-        gap = h - t
-    gamma = -h / sigma
-    curvature = gamma * gap / sigma
-    log_q, slope, bend = (segment_sum(x, offsets) for x in (log_upper, gamma, curvature))
-    size = slope.abs().clamp(min=1e-300)
-    direction = gamma / size.index_select(0, row)
-    return _Given(log_q, slope, bend, gamma, curvature, -sigma * gap, direction, size)
-
-
-def _some_above(patches: _Patches, s: Tensor) -> _Given:
-    """z = 1 - q; size direction = sqrt((1 - q) / q) gamma."""
-    mu, sigma, offsets, row = patches
-    m = truncated.moments(mu + s[row], sigma, torch.ones_like(s, dtype=torch.bool), offsets, row)
-    f = m.pull * torch.exp(m.log_z / 2)[row]
-    size, slope, curved, pull = (segment_sum(x, offsets) for x in (f, m.gamma, m.curvature, m.pull))
-    unit = f / size.clamp(min=1e-300)[row]
-    return _Given(m.log_z, slope, curved - pull.square(), m.gamma, m.curvature, m.mean, unit, size)
-
-
 # --- The sum over the effect ----------------------------------------------------------------------
 
 
@@ -271,12 +196,12 @@ class _Nodes(NamedTuple):
     certain: Tensor  # whether z = 1 at all s before the first
 
 
-Given = Callable[[_Patches, Tensor], _Given]
+At = Callable[[Patches, Tensor], Given]
 POWERS = 2 * RANK - 1
 TOGETHER = 4  # numbers of nodes are rounded up to multiples of it
 
 
-def _over_effect(patches: _Patches, tau: Tensor, given: Given) -> _Found:
+def _over_effect(patches: Patches, tau: Tensor, given: At) -> _Found:
     """Sums of N(s; 0, tau^2) z(s) over the lattice."""
     with torch.no_grad():
         nodes = _nodes(patches.detach(), tau.detach(), given)
@@ -298,7 +223,7 @@ def _add(total: Tensor, more: Tensor, where: Tensor) -> Tensor:
 
 
 def _terms(
-    at: _Given, row: Tensor, weight: Tensor, s: Tensor, z: Tensor
+    at: Given, row: Tensor, weight: Tensor, s: Tensor, z: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """What one node adds, per bag and per row."""
     w, heavy = weight.index_select(0, row), weight * at.size.square()
@@ -308,9 +233,7 @@ def _terms(
     return per_bag, per_row + [p.index_select(0, row) * at.direction for p in powers[:RANK]]
 
 
-def _walk(
-    patches: _Patches, nodes: _Nodes
-) -> Iterator[tuple[int, _Patches, _Nodes, Tensor, Tensor]]:
+def _walk(patches: Patches, nodes: _Nodes) -> Iterator[tuple[int, Patches, _Nodes, Tensor, Tensor]]:
     """0, 1, ... with the bags that have so many nodes, and where their rows and they are.
 
     Bags with the same number of nodes but for a few go together: choosing rows has its price.
@@ -330,7 +253,7 @@ def _walk(
         upto = int(last)
 
 
-def _below_alone(patches: _Patches, tau: Tensor, nodes: _Nodes) -> tuple[Tensor, Tensor]:
+def _below_alone(patches: Patches, tau: Tensor, nodes: _Nodes) -> tuple[Tensor, Tensor]:
     """log Q and d log Q / dmu in few steps; not a number where the plain formulas lose digits."""
     root = math.sqrt(0.5)
     total, hazard = torch.zeros_like(nodes.first), torch.zeros_like(patches.mu)
@@ -354,7 +277,7 @@ def _below_alone(patches: _Patches, tau: Tensor, nodes: _Nodes) -> tuple[Tensor,
 
 
 def _averages(
-    patches: _Patches,
+    patches: Patches,
     tau: Tensor,
     nodes: _Nodes,
     by_bag: list[Tensor],
@@ -422,7 +345,7 @@ def _before(tau: Tensor, nodes: _Nodes) -> tuple[Tensor, Tensor, Tensor]:
     return zero, one * tau, two * tau.square()
 
 
-def _nodes(patches: _Patches, tau: Tensor, given: Given) -> _Nodes:
+def _nodes(patches: Patches, tau: Tensor, given: At) -> _Nodes:
     """The part of the lattice that counts, around the mode of the integrand."""
     mode, width, at = _mode(patches, tau, given)
     top = at.log_z - (mode / tau).square() / 2
@@ -432,7 +355,7 @@ def _nodes(patches: _Patches, tau: Tensor, given: Given) -> _Nodes:
     # a product of n tails falls from one to zero within sigma / (1 + .43 log n) at least
     narrow = least / (1 + 0.43 * patches.offsets.diff().log())
     sure = torch.full_like(mode, -math.inf)
-    if given is _all_below:
+    if given is all_below:
         # log q is concave and bends the more the larger s: the integrand falls off faster than
         # N(mode, width^2) on the right, than N(mode, tau^2) on the left
         end = mode + width * reach
@@ -447,18 +370,18 @@ def _nodes(patches: _Patches, tau: Tensor, given: Given) -> _Nodes:
     return _Nodes(first, count, step, mode, width, top, certain)
 
 
-def _fall(patches: _Patches, mode: Tensor, end: Tensor, at: _Given) -> Tensor:
+def _fall(patches: Patches, mode: Tensor, end: Tensor, at: Given) -> Tensor:
     """Within which distance q falls from one to zero: q' / q'' about where log q = -1.
 
     That place is found as if -log q were exponential from the mode on.
     """
     slope = at.slope.abs().clamp(min=1e-300)
     further = slope / at.bend.abs().clamp(min=1e-300) * -torch.log(-at.log_z.clamp(max=-1e-300))
-    there = _all_below(patches, torch.minimum(mode + further.clamp(min=0.0), end))
+    there = all_below(patches, torch.minimum(mode + further.clamp(min=0.0), end))
     return 0.75 * there.slope.abs() / there.bend.abs().clamp(min=1e-300)
 
 
-def _mode(patches: _Patches, tau: Tensor, given: Given) -> tuple[Tensor, Tensor, _Given]:
+def _mode(patches: Patches, tau: Tensor, given: At) -> tuple[Tensor, Tensor, Given]:
     """Where log N(s; 0, tau^2) + log z(s) is largest, its width there, and the bags there.
 
     There s = tau^2 d log z / ds. The right side falls with s, so that |s| lies between zero and
