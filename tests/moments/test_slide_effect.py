@@ -196,6 +196,25 @@ def test_derivatives_in_tau_and_sigma(tau, label):
     assert np.isclose(float(by_sigma[3]), expected, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("shift", [-6.0, -1.5])
+def test_second_derivatives_can_be_differentiated(shift):
+    """What leave-one-bag-out scores need to be climbed: gamma and A gamma, in mu and in tau."""
+    mu, sigma, positive, offsets, row = several(sizes=(3, 9, 1, 20), shift=shift)
+
+    def some_number(values, tau):
+        m = moments(values, sigma, positive, offsets, tau, row)
+        inner = truncated.segment_sum((m.factors * m.gamma[:, None]).sum(1), offsets)
+        return (m.curvature * m.gamma.square()).sum() + inner.square().sum() + m.mean.sum()
+
+    at, tau = mu.clone().requires_grad_(True), torch.tensor(0.9).double().requires_grad_(True)
+    by_mu, by_tau = torch.autograd.grad(some_number(at, tau), [at, tau])
+    step = 1e-5 * torch.from_numpy(np.random.default_rng(2).normal(size=len(mu)))
+    rise = some_number(mu + step, 0.9) - some_number(mu - step, 0.9)
+    assert torch.isclose(by_mu @ step, rise / 2, rtol=1e-5)
+    rise = some_number(mu, 0.9 + 1e-5) - some_number(mu, 0.9 - 1e-5)
+    assert torch.isclose(by_tau * 1e-5, rise / 2, rtol=1e-4)
+
+
 @pytest.mark.parametrize("tau", [0.0, 0.05, 0.8, 3.0])
 @pytest.mark.parametrize("shift", [-7.0, -2.0, 1.0, 9.0])
 def test_the_gradient_alone_equals_the_moments(shift, tau):
