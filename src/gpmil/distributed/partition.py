@@ -80,11 +80,12 @@ class Plan:
     dtype: torch.dtype
     likelihood: Family
     store: str
+    effect: float
 
     def gp(self, device: torch.device) -> SparseGP:
         """The Gaussian process, on a partition's own device."""
         kernel = Kernel(self.kernel, self.variance, self.lengthscale, device)
-        return SparseGP(kernel, self.inducing.to(device), self.L.to(device))
+        return SparseGP(kernel, self.inducing.to(device), self.L.to(device), self.effect)
 
 
 class BagExcerpt(NamedTuple):

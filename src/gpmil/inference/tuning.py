@@ -1,8 +1,8 @@
-"""Kernel variance, length scale, prior mean and coupling learned from the bags' labels alone.
+"""Kernel variance, length scale, prior mean, coupling and slide effect, from bags' labels alone.
 
 What is maximised is the mean leave-one-bag-out log likelihood (objective.py) over
 
-    z = (log variance, log(length / sqrt d), c / sqrt(1 + variance), log lambda),
+    z = (log variance, log(length / sqrt d), c / sqrt(1 + variance), log lambda, log tau),
 
 by L-BFGS from the best of a few starts.
 """
@@ -23,22 +23,24 @@ from gpmil.inference.objective import Cohort, Settings, collected, gradient, val
 
 logger = logging.getLogger("gpmil")
 
-NAMES = ("variance", "lengthscale", "mean", "coupling")
-# variance, length / sqrt d, c / sqrt(1 + variance), lambda: the centre and the width (of z) of the
-# weak prior, what is tried first, and how far the search may go. The centre and the starts are
+NAMES = ("variance", "lengthscale", "mean", "coupling", "slide_effect")
+# variance, length / sqrt d, c / sqrt(1 + variance), lambda, tau: the centre and the width (of z) of
+# the weak prior, what is tried first, and how far the search may go. The centre and the starts are
 # settings that work on features of deep networks; the widths span a factor of four to twenty.
-CENTRE = (20.0, 3.0, -1.5, 1.0)
-WIDTH = (1.5, 0.7, 1.0, 1.0)
+CENTRE = (20.0, 3.0, -1.5, 1.0, 1.0)
+WIDTH = (1.5, 0.7, 1.0, 1.0, 1.5)
 STARTS = (
     CENTRE,
-    (9.0, 2.0, -1.3, 1.0),
-    (50.0, 4.0, -0.6, 0.5),
-    (4.0, 4.0, -2.0, 1.0),
-    (30.0, 2.0, -1.4, 5.0),
-    (1.0, 1.0, -1.5, 0.5),
+    (9.0, 2.0, -1.3, 1.0, 0.5),
+    (50.0, 4.0, -0.6, 0.5, 1.0),
+    (4.0, 4.0, -2.0, 1.0, 0.2),
+    (30.0, 2.0, -1.4, 5.0, 1.0),
+    (1.0, 1.0, -1.5, 0.5, 0.2),
 )
-LOWEST = (0.05, 0.2, -4.0, 0.01)
-HIGHEST = (5000.0, 50.0, 2.0, 100.0)
+# A slide effect leaves less to each patch, and wants a process that varies more.
+EFFECT_STARTS = ((150.0, 5.0, -0.6, 0.5, 2.0),)
+LOWEST = (0.05, 0.2, -4.0, 0.01, 0.01)
+HIGHEST = (5000.0, 50.0, 2.0, 100.0, 10.0)
 WEIGHT_WIDTH = 0.5  # of the logarithms of the columns' weights
 FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 4  # fits' worth of work in one value with its gradient
@@ -58,8 +60,8 @@ class Space:
         given = {*self.fixed, *(() if self.level is None else ("mean",))}
         return tuple(name for name in NAMES if name not in given)
 
-    def settings(self, z: Float[Tensor, " k"]) -> Float[Tensor, " 4"]:
-        """variance, length, mean and lambda at z."""
+    def settings(self, z: Float[Tensor, " k"]) -> Float[Tensor, " 5"]:
+        """variance, length, mean, lambda and tau at z."""
         free = dict(zip(self.learned, z, strict=True))
         known = {k: torch.tensor(v, dtype=torch.float64) for k, v in self.fixed.items()}
         if self.level is not None:
@@ -71,13 +73,14 @@ class Space:
             # c = u sqrt(1 + variance): u alone says how likely a patch is positive a priori
             "mean": lambda: free["mean"] * (1 + variance).sqrt(),
             "coupling": lambda: free["coupling"].exp(),
+            "slide_effect": lambda: free["slide_effect"].exp(),
         }
         return torch.stack([known[n] if n in known else moved[n]() for n in NAMES])
 
     def z(self, start: tuple[float, ...]) -> Float[np.ndarray, " k"]:
-        """From variance, length / sqrt d, c / sqrt(1 + variance) and lambda."""
-        variance, length, level, strength = start
-        all_ = (math.log(variance), math.log(length), level, math.log(strength))
+        """From variance, length / sqrt d, c / sqrt(1 + variance), lambda and tau."""
+        variance, length, level, strength, effect = start
+        all_ = *map(math.log, (variance, length)), level, *map(math.log, (strength, effect))
         return np.array([all_[NAMES.index(name)] for name in self.learned])
 
     @property
@@ -152,7 +155,8 @@ class Search:
         name = kernel if isinstance(kernel, str) else type(kernel).__name__
         self.trace.append(Trial(name, settings, score, objective))
         logger.info(
-            "tuning %d: %s, variance %.3g, length %.3g, mean %.3g, coupling %.3g: %.4f",
+            "tuning %d: %s, variance %.3g, length %.3g, mean %.3g, coupling %.3g, slide effect "
+            "%.3g: %.4f",
             len(self.trace), name, *settings, score,
         )  # fmt: skip
         return objective
@@ -182,7 +186,8 @@ def search(cohort: Cohort, space: Space, budget: int) -> Search:
 def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np.ndarray, " k"]]:
     """A search that has tried its starts, and the best of them."""
     found = Search(cohort, space, budget)
-    starts = list(dict.fromkeys(tuple(space.z(s)) for s in STARTS))[: max(1, budget)]
+    tried = STARTS + (EFFECT_STARTS if "slide_effect" in space.learned else ())
+    starts = list(dict.fromkeys(tuple(space.z(s)) for s in tried))[: max(1, budget)]
     scores = [found.value(np.array(z)) for z in starts]
     if not found.trace:
         raise ValueError(
