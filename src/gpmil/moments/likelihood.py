@@ -65,11 +65,7 @@ class Traits(Protocol):
     # Sigma times the gradient of log Z is E - mu: the paper's fixed point is the maximum then
     moments_are_gradient: bool = False
     leaves_out: bool = False  # whether leave_out.py can take a bag out of the fit
-
-    @property
-    def roughness(self) -> float:
-        """By how much log Z may jump where it should not, rounding aside."""
-        return 0.0
+    roughness: float = 0.0  # by how much log Z may jump where it should not, rounding aside
 
     @property
     def unsettled(self) -> int:

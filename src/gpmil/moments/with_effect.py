@@ -9,7 +9,7 @@ from gpmil.moments.independent import IndependentPatches
 from gpmil.moments.likelihood import Group, Likelihood, LogZ, LowRank
 from gpmil.moments.slide_effect import EffectMoments
 
-JUMP = 1e-7  # of log Z of one bag
+JUMP = 1e-7  # of log Z of one bag, where another lattice of effects serves than before
 
 
 def patches(group: Group) -> "IndependentPatches | PatchesWithEffect":
@@ -24,12 +24,7 @@ class PatchesWithEffect(Likelihood):
     leaves_out = True
 
     def __init__(self, group: Group):
-        self.group = group
-
-    @property
-    def roughness(self) -> float:
-        """The sum over effects is of another error where another lattice serves."""
-        return JUMP * len(self.group.positive)
+        self.group, self.roughness = group, JUMP * len(group.positive)
 
     def moments(self, mu: Float[Tensor, " n"]) -> EffectMoments:
         """Everything at once."""
