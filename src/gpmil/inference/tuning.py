@@ -53,17 +53,20 @@ class Space:
     fixed: dict[str, float]  # the settings that are not learned
     root_dim: float  # sqrt d
     level: float | None = None  # c / sqrt(1 + variance), where the mean follows the variance
+    with_effect: bool = False  # whether tau is learned; else it is fixed, or 0
 
     @property
     def learned(self) -> tuple[str, ...]:
         """The names in the order of z."""
         given = {*self.fixed, *(() if self.level is None else ("mean",))}
+        given |= set() if self.with_effect else {"slide_effect"}
         return tuple(name for name in NAMES if name not in given)
 
     def settings(self, z: Float[Tensor, " k"]) -> Float[Tensor, " 5"]:
         """variance, length, mean, lambda and tau at z."""
         free = dict(zip(self.learned, z, strict=True))
-        known = {k: torch.tensor(v, dtype=torch.float64) for k, v in self.fixed.items()}
+        given = self.fixed if self.with_effect else {"slide_effect": 0.0} | self.fixed
+        known = {k: torch.tensor(v, dtype=torch.float64) for k, v in given.items()}
         if self.level is not None:
             free["mean"] = torch.tensor(self.level, dtype=torch.float64)
         variance = known["variance"] if "variance" in known else free["variance"].exp()
@@ -79,9 +82,8 @@ class Space:
 
     def z(self, start: tuple[float, ...]) -> Float[np.ndarray, " k"]:
         """From variance, length / sqrt d, c / sqrt(1 + variance), lambda and tau."""
-        variance, length, level, strength, effect = start
-        all_ = *map(math.log, (variance, length)), level, *map(math.log, (strength, effect))
-        return np.array([all_[NAMES.index(name)] for name in self.learned])
+        given = dict(zip(NAMES, start))
+        return np.array([given[n] if n == "mean" else math.log(given[n]) for n in self.learned])
 
     @property
     def bounds(self) -> list[tuple[float, float]]:
@@ -92,6 +94,13 @@ class Space:
         """A weak prior: what few bags leave open stays where models of this kind work."""
         width = torch.tensor([WIDTH[NAMES.index(name)] for name in self.learned]).double()
         return -((z - torch.from_numpy(self.z(CENTRE))) / width).square().sum() / 2
+
+
+def in_words(settings: Settings) -> str:
+    """For a line of progress."""
+    names = ("variance", "length", "mean", "coupling", "slide effect")
+    shown = names if settings.slide_effect else names[:4]
+    return ", ".join(f"{name} {value:.3g}" for name, value in zip(shown, settings))
 
 
 class Spent(Exception):
@@ -154,11 +163,7 @@ class Search:
         kernel = self.cohort.kernel
         name = kernel if isinstance(kernel, str) else type(kernel).__name__
         self.trace.append(Trial(name, settings, score, objective))
-        logger.info(
-            "tuning %d: %s, variance %.3g, length %.3g, mean %.3g, coupling %.3g, slide effect "
-            "%.3g: %.4f",
-            len(self.trace), name, *settings, score,
-        )  # fmt: skip
+        logger.info("tuning %d: %s, %s: %.4f", len(self.trace), name, in_words(settings), score)
         return objective
 
     @property
@@ -186,7 +191,7 @@ def search(cohort: Cohort, space: Space, budget: int) -> Search:
 def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np.ndarray, " k"]]:
     """A search that has tried its starts, and the best of them."""
     found = Search(cohort, space, budget)
-    tried = STARTS + (EFFECT_STARTS if "slide_effect" in space.learned else ())
+    tried = STARTS + (EFFECT_STARTS if space.with_effect else ())
     starts = list(dict.fromkeys(tuple(space.z(s)) for s in tried))[: max(1, budget)]
     scores = [found.value(np.array(z)) for z in starts]
     if not found.trace:

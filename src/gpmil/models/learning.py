@@ -216,9 +216,8 @@ class TunedGP(FittedGP):
             self._weigh_columns(weights)
         self._warn_of_guessing(labels[chosen])
         logger.info(
-            "learned from %d bags: variance %.3g, length %.3g, mean %.3g, coupling %.3g, slide "
-            "effect %.3g; leave-one-bag-out log likelihood %.4f per bag",
-            len(chosen), *found.settings, self.loo_log_likelihood_,
+            "learned from %d bags: %s; leave-one-bag-out log likelihood %.4f per bag",
+            len(chosen), tuning.in_words(found.settings), self.loo_log_likelihood_,
         )  # fmt: skip
 
     def _check_learnable(self, labels: Int[np.ndarray, " B"], ard: bool) -> None:
@@ -257,7 +256,7 @@ class TunedGP(FittedGP):
         if is_word(self.mean, "balanced") and "variance" in names:
             level = balanced_level(facts.sizes)  # the mean follows the variance
             del fixed["mean"]
-        return Space(fixed, math.sqrt(self._n_inputs()), level)
+        return Space(fixed, math.sqrt(self._n_inputs()), level, "slide_effect" in names)
 
     def _warn_of_guessing(self, labels: np.ndarray) -> None:
         share = labels.mean()
