@@ -19,7 +19,8 @@ SCRIPTS ?= $(sort $(wildcard benchmarks/*.py))
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-# Tests run in two workers: one thread each fills two cores, more would compete.
+# Tests run in two workers: one thread each fills two cores, more would compete. Each begins with
+# a half of them, so that what tests of one file share is made once.
 WORKERS := 2
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
@@ -48,7 +49,7 @@ paper: .venv/.stamp-run
 	$(ONE_THREAD) $(BIN)/gpmil paper $(ARGS)
 
 test: .venv/.stamp-dev
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 fuzz: .venv/.stamp-dev
 	cd tests && $(ONE_THREAD) ../$(BIN)/python -m fuzz.campaign --cases $(CASES) $(ARGS)

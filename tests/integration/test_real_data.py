@@ -75,11 +75,8 @@ def test_at_the_papers_settings_no_patch_passes_one_half(sicapv2):
     ("solver", "variance", "length", "strength", "bag_auc", "bag_loss", "patch_auc"),
     [
         ("direct", 9, 2, 1, 0.981, 0.255, 0.889),
-        ("newton", 9, 2, 1, 0.968, 0.307, 0.883),
-        ("direct", 50, 4, 1, 0.974, 0.234, 0.889),
         ("newton", 50, 4, 1, 0.960, 0.286, 0.884),
         ("direct", 9, 2, 0, 0.962, 0.326, 0.814),
-        ("newton", 9, 2, 0, 0.962, 0.326, 0.814),
     ],
 )
 def test_direct_against_the_fixed_point_on_colon(
@@ -97,10 +94,8 @@ def test_direct_against_the_fixed_point_on_colon(
 @pytest.mark.parametrize(
     ("solver", "variance", "length", "bag_auc", "bag_loss", "patch_auc"),
     [
-        ("direct", 9, 2, 0.980, 0.248, 0.894),
         ("newton", 9, 2, 0.968, 0.296, 0.887),
         ("direct", 50, 4, 0.983, 0.226, 0.895),
-        ("newton", 50, 4, 0.965, 0.272, 0.891),
     ],
 )
 def test_pca_of_the_raw_columns_is_better_still(

@@ -72,14 +72,15 @@ def test_the_posterior_is_that_of_dense_matrices(model, cohort, dense):
 
 @pytest.mark.parametrize("solver", ["newton", "sweeps"])
 def test_the_papers_solvers_find_their_fixed_point(solver, cohort, inducing, dense):
-    more = {"max_iter": 3000, "tol": 1e-7} if solver == "sweeps" else {"tol": 1e-8}
+    more = {"max_iter": 300, "tol": 1e-4} if solver == "sweeps" else {"tol": 1e-8}
     found = pri(**NUMBERS, inducing=inducing, solver=solver, random_state=3, **more).fit(cohort)
     W, Sigma = dense
     w, target = found.whitened_mean_, np.zeros(len(inducing))
     for (H, sigma, y), S in zip(likelihoods(W, Sigma, cohort.labels), Sigma):
         E = naive.bag(MEAN + H @ w, sigma, y, TAU)["mean"]
         target += H.T @ np.linalg.solve(S + TAU**2, E - MEAN)
-    np.testing.assert_allclose(np.linalg.solve(found.whitened_precision_, target), w, atol=2e-5)
+    again = np.linalg.solve(found.whitened_precision_, target)
+    np.testing.assert_allclose(again, w, atol=2e-5)
 
 
 def test_no_effect_is_the_model_without_to_the_last_digit(cohort, inducing):

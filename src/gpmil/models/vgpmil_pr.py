@@ -327,7 +327,7 @@ class VGPMILPRI(VGPMILPR):
     --------
     >>> import gpmil
     >>> bags = gpmil.simulate.cohort(n_bags=12, n_features=16, seed=1)
-    >>> model = gpmil.VGPMILPRI(coupling=1.0, n_inducing=30, random_state=0).fit(bags)
+    >>> model = gpmil.VGPMILPRI(n_inducing=30, tuning_budget=6, random_state=0).fit(bags)
     >>> model.predict_proba(bags).shape
     (12, 2)
     >>> len(model.predict_instances(bags)) == bags.n_instances
