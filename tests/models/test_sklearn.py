@@ -136,7 +136,7 @@ def test_every_constructor_argument_is_a_parameter(model_class):
     }
     probit = {
         *("solver", "moments", "optimize", "tuning_budget", "calibrated", "flags", "n_folds"),
-        "store",
+        *("store", "slide_effect"),
     }
     own = {
         VGPMIL: {"H", "expected_max", "bag"},

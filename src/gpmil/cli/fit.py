@@ -22,7 +22,10 @@ from gpmil.runs.predict import PredictionOptions, batches, predict_in_batches
 from gpmil.runs.workspace import csv_bytes, workspace
 from gpmil.show.report import RESEARCH
 
-LEARNED = ("coupling_", "variance_", "lengthscale_", "mean_", "loo_log_likelihood_")
+LEARNED = (
+    *("coupling_", "slide_effect_", "variance_", "lengthscale_", "mean_"),
+    "loo_log_likelihood_",
+)
 SEEN = "These are the slides the model was fitted on: judge it by gpmil cv, or by other slides."
 FACTS = (*LEARNED, "n_iter_", "residual_", "converged_", "n_epochs_", "best_epoch_", "n_rounds_")
 

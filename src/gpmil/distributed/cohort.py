@@ -126,8 +126,8 @@ class Cohort:
         gram = functools.reduce(torch.add, (one.gram for one in found)).to(device)
         trace = sum(one.trace for one in found)
         sizes = [part.n_instances for part in self.parts]
-        gradient, leaves_out = zip(*self.cluster.map("traits"), strict=True)
-        likelihood = RemoteLikelihood(self.cluster, any(gradient), all(leaves_out))
+        gradient, leaves_out, rough = zip(*self.cluster.map("traits"), strict=True)
+        likelihood = RemoteLikelihood(self.cluster, any(gradient), all(leaves_out), sum(rough))
         piece = RemotePiece(self.cluster, sizes, device, likelihood)
         return inference.assemble([piece], Gathered(gram, trace), c, self.whole.n_instances)
 
@@ -168,6 +168,7 @@ class RemoteLikelihood(Traits):
     cluster: Cluster
     moments_are_gradient: bool
     leaves_out: bool
+    roughness: float
 
     @property
     def unsettled(self) -> int:

@@ -80,11 +80,12 @@ class Plan:
     dtype: torch.dtype
     likelihood: Family
     store: str
+    effect: float
 
     def gp(self, device: torch.device) -> SparseGP:
         """The Gaussian process, on a partition's own device."""
         kernel = Kernel(self.kernel, self.variance, self.lengthscale, device)
-        return SparseGP(kernel, self.inducing.to(device), self.L.to(device))
+        return SparseGP(kernel, self.inducing.to(device), self.L.to(device), self.effect)
 
 
 class BagExcerpt(NamedTuple):
@@ -259,10 +260,11 @@ class Partition:
         """d log Z_b / d mu of every instance."""
         return torch.cat([piece.gamma(w.to(self.device), c) for piece in self.pieces]).cpu()
 
-    def traits(self) -> tuple[bool, bool]:
-        """Of the likelihood here: `moments_are_gradient` and `leaves_out`."""
+    def traits(self) -> tuple[bool, bool, float]:
+        """Of the likelihood here: `moments_are_gradient`, `leaves_out` and `roughness`."""
         known = [piece.likelihood for piece in self.pieces]
-        return any(k.moments_are_gradient for k in known), all(k.leaves_out for k in known)
+        rough = sum(k.roughness for k in known)
+        return any(k.moments_are_gradient for k in known), all(k.leaves_out for k in known), rough
 
     def unsettled(self) -> int:
         """Bags whose expectation propagation has not converged."""

@@ -11,6 +11,9 @@ all of it seen through the bag's own rows: n_b x n_b matrices, never M x M. The 
 label, so taking the bag out of it is exact:
 
     S_-b = Sigma + Sigma (K - W W' + W R_-b^-1 W') Sigma,  R_-b = R - W_b'H_b.
+
+With a slide effect K and the covariance of m_b given f have tau^2 11' more. Then W below stands for
+(Sigma + tau^2 11')^-1 H, so that W'H is what bag b adds to R in either case.
 """
 
 from collections.abc import Callable
@@ -21,11 +24,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpmil.coupling.operator import Dense
-from gpmil.moments import orthant
+from gpmil.moments import orthant, with_effect
 from gpmil.moments.coupled import cut_slope
 from gpmil.moments.independent import IndependentPatches
-from gpmil.moments.likelihood import Group
+from gpmil.moments.likelihood import Group, downdate
 from gpmil.moments.truncated import log_not
+from gpmil.moments.with_effect import PatchesWithEffect
 from gpmil.process.sparse_gp import SparseGP
 
 # Times the step that ignores the bag's own curvature: beyond it Newton has lost its way.
@@ -37,16 +41,37 @@ class Bag(NamedTuple):
 
     mask: Bool[Tensor, "b p"]
     positive: Bool[Tensor, " b"]
-    W: Float[Tensor, "b p M"]
-    H: Float[Tensor, "b p M"]  # Sigma W
+    W: Float[Tensor, "b p M"]  # (Sigma + tau^2 11')^-1 H
+    H: Float[Tensor, "b p M"]  # Sigma times the whitened features
     sigma: Float[Tensor, "b p p"]  # Sigma
-    K: Float[Tensor, "b p p"]
+    K: Float[Tensor, "b p p"]  # with tau^2
+    effect: float | Float[Tensor, ""] = 0.0  # tau
+
+    @property
+    def given_f(self) -> Float[Tensor, "b p p"]:
+        """Sigma + tau^2 11', the covariance of m given f."""
+        if isinstance(self.effect, float) and self.effect == 0:
+            return self.sigma
+        return self.sigma + self.effect**2 * (self.mask[:, :, None] & self.mask[:, None, :])
 
 
 def padded_bag(gp: SparseGP, part: Dense, x: Tensor, positive: Tensor) -> Bag:
     """Some bags as a fit sees them; x (n, d) are their kernel inputs, one bag after the other."""
     W, padded = part.pad(gp.whiten(x)), part.pad(x)
-    return Bag(part.mask, positive, W, part.sigma @ W, part.sigma, gp.kernel(padded, padded))
+    H, K = part.sigma @ W, gp.within(padded, padded)
+    return Bag(
+        part.mask, positive, less_shared(W, part.mask, gp.effect), H, part.sigma, K, gp.effect
+    )
+
+
+def less_shared(
+    W: Float[Tensor, "b p M"], mask: Bool[Tensor, "b p"], effect: float | Tensor
+) -> Float[Tensor, "b p M"]:
+    """(Sigma + tau^2 11')^-1 Sigma W = W - k 1 1'W, k = tau^2 / (1 + tau^2 n)."""
+    if isinstance(effect, float) and effect == 0:
+        return W
+    share = downdate(effect, mask.sum(-1))[:, None, None]
+    return W - share * mask[..., None] * W.sum(1, keepdim=True)
 
 
 class Optimum(NamedTuple):
@@ -71,32 +96,34 @@ def spread(bag: Bag, x: Float[Tensor, "n ..."]) -> Float[Tensor, "b p ..."]:
 
 
 class Curvature(NamedTuple):
-    """gamma = d log Z / d mu, and A = -d2 log Z / d mu2 = diag(bend) + pull pull'."""
+    """gamma = d log Z / d mu, and A = -d2 log Z / d mu2 = diag(bend) + left right'."""
 
     gamma: Float[Tensor, "b p"]
     bend: Float[Tensor, "b p"]
-    pull: Float[Tensor, "b p r"]
+    left: Float[Tensor, "b p r"]
+    right: Float[Tensor, "b p r"]
 
     def times(self, G: Float[Tensor, "b k p"]) -> Float[Tensor, "b k p"]:
         """G A, without the matrix A."""
         out = G * self.bend[:, None, :]
-        for pull in self.pull.unbind(-1):
-            out = out + (G @ pull[..., None]) * pull[:, None, :]
+        for left, right in zip(self.left.unbind(-1), self.right.unbind(-1)):
+            out = out + (G @ left[..., None]) * right[:, None, :]
         return out
 
 
-def patches(bag: Bag) -> IndependentPatches:
+def patches(bag: Bag) -> IndependentPatches | PatchesWithEffect:
     """The likelihood of the instances, one bag after the other."""
     deviation, offsets = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
-    return IndependentPatches(
-        Group(deviation, offsets, bag.positive, None, slice(0, len(deviation)))
+    rows = slice(0, len(deviation))
+    return with_effect.patches(
+        Group(deviation, offsets, bag.positive, None, rows, effect=bag.effect)
     )
 
 
 def curvature(bag: Bag, mu: Float[Tensor, "b p"]) -> Curvature:
     """The first two derivatives of log Z of independent patches."""
     gamma, _, A = patches(bag).curvature(mu[bag.mask])
-    return Curvature(*(spread(bag, x) for x in (gamma, A.diagonal, A.left)))
+    return Curvature(*(spread(bag, x) for x in (gamma, A.diagonal, A.left, A.right)))
 
 
 def mean_direct(bag: Bag, at: Optimum) -> Float[Tensor, "b p"]:
@@ -133,7 +160,7 @@ def mean_fixed_point(bag: Bag, at: Optimum, coupled: bool) -> Float[Tensor, "b p
     """mu_b at the paper's fixed point without bag b: J = R - W'D H."""
     mu = at.c + bag.H @ at.w
     unsmoothed = bag.W @ at.J_inverse @ bag.W.mT
-    G = bag.sigma @ unsmoothed  # H J^-1 W'
+    G = bag.given_f @ unsmoothed  # H J^-1 W'
     if coupled:
         E, DG = cut_slope(mu, bag.sigma, bag.positive, bag.mask, unsmoothed)
     else:
@@ -147,8 +174,8 @@ def mean_fixed_point(bag: Bag, at: Optimum, coupled: bool) -> Float[Tensor, "b p
 def covariance(bag: Bag, at: Optimum) -> Float[Tensor, "b p p"]:
     """S_-b, the covariance of m_b under q(u) without bag b."""
     G = bag.H @ at.R_inverse @ bag.H.mT
-    # H (R - H'Sigma^-1 H)^-1 H' = G + G (Sigma - G)^-1 G
-    back = G + G @ solve(bag.sigma - G, G)
+    # H (R - H'S^-1 H)^-1 H' = G + G (S - G)^-1 G,  S = Sigma + tau^2 11'
+    back = G + G @ solve(bag.given_f - G, G)
     S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT + back
     return (S + S.mT) / 2
 

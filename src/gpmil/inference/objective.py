@@ -28,8 +28,8 @@ from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
-from gpmil.moments.independent import IndependentPatches
 from gpmil.moments.likelihood import Group
+from gpmil.moments.with_effect import patches
 from gpmil.process.kernels import Formula, formula_of
 from gpmil.process.sparse_gp import JITTER
 
@@ -44,6 +44,7 @@ class Settings(NamedTuple):
     lengthscale: float
     mean: float
     coupling: float
+    slide_effect: float = 0.0
 
 
 # --- The cohort -------------------------------------------------------------------------------
@@ -146,6 +147,7 @@ class Theta(NamedTuple):
     lengthscale: Float[Tensor, ""]
     mean: Float[Tensor, ""]
     coupling: Float[Tensor, ""]
+    slide_effect: Float[Tensor, ""] | float = 0.0  # a number where there is none
     weights: Float[Tensor, " d"] | None = None  # of the columns: lengths are lengthscale / weights
 
 
@@ -175,7 +177,9 @@ def bag_of(cohort: Cohort, batch: Batch, theta: Theta, L: Tensor, with_K: bool =
     # Sigma = (I + lambda C)^-1
     sigma = torch.cholesky_inverse(torch.linalg.cholesky(eye + theta.coupling * batch.C))
     K = theta.variance * formula.value(within, theta.lengthscale) if with_K else sigma
-    return Bag(batch.mask, batch.positive, W, sigma @ W, sigma, K)
+    tau = theta.slide_effect
+    unsmoothed = leave_out.less_shared(W, batch.mask, tau)
+    return Bag(batch.mask, batch.positive, unsmoothed, sigma @ W, sigma, K + tau**2, tau)
 
 
 # --- The objective ----------------------------------------------------------------------------
@@ -202,8 +206,8 @@ def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) 
         n = len(deviation)
         rows = slice(row, row + n)  # in the order of the batches, not of the cohort
         P = Precision.of(batch.edges, slice(0, n), float(theta.coupling))
-        group = Group(deviation, offsets, bag.positive, P, rows)
-        chunks.append(Chunk(bag.H[bag.mask], IndependentPatches(group)))
+        group = Group(deviation, offsets, bag.positive, P, rows, effect=float(theta.slide_effect))
+        chunks.append(Chunk(bag.H[bag.mask], patches(group)))
         row = rows.stop
     chol_R = torch.linalg.cholesky((R + R.mT) / 2)
     problem = Problem(chunks, R, chol_R, float(theta.mean), row, 0.0)
@@ -237,11 +241,12 @@ def theta_of(
     settings: Settings, device: torch.device | str, weights: np.ndarray | None = None
 ) -> Theta:
     """The settings as numbers of torch."""
-    variance, length, mean, strength = (
+    variance, length, mean, strength, effect = (
         torch.tensor(x, dtype=torch.float64, device=device) for x in settings
     )
     columns = None if weights is None else torch.tensor(weights, device=device)
-    return Theta(variance, length, mean, strength, columns)
+    shared = effect if settings.slide_effect > 0 else 0.0
+    return Theta(variance, length, mean, strength, shared, columns)
 
 
 class Slopes(NamedTuple):
@@ -259,12 +264,12 @@ def gradient(
     start: Tensor | None = None,
     weights: Float[np.ndarray, " d"] | None = None,
 ) -> Slopes:
-    """The same with its derivatives in variance, length, mean and lambda (and the weights)."""
+    """The same with its derivatives in the settings (and the weights of the columns)."""
     theta = theta_of(settings, cohort.inputs.device, weights)
     with torch.no_grad():
         found = fit(cohort, theta, start)
     for x in theta:
-        if x is not None:
+        if isinstance(x, Tensor):
             x.requires_grad_()
     w, R_inverse, J_inverse = (
         x.detach().clone().requires_grad_() for x in (found.at.w, *found.at[2:])
@@ -282,7 +287,7 @@ def gradient(
         L_of_theta.backward(held.L.grad)
     return Slopes(
         score,
-        Settings(*(float(collected(x)) for x in theta[:4])),
+        Settings(*(float(collected(x)) if isinstance(x, Tensor) else 0.0 for x in theta[:5])),
         w.detach(),
         None if theta.weights is None else collected(theta.weights).cpu().numpy(),
     )
@@ -308,12 +313,12 @@ def _score_at(cohort: Cohort, held: Held, at: Optimum) -> float:
 
 
 def _through_matrices(cohort: Cohort, held: Held, w: Tensor, R_bar: Tensor, J_bar: Tensor) -> None:
-    """What R = I + sum W'H and J = I + sum H'A H, A = diag(bend) + pull pull', add."""
+    """What R = I + sum W'H and J = I + sum H'A H, A = diag(bend) + left right', add."""
     for batch in cohort.batches():
         bag = bag_of(cohort, batch, *held, with_K=False)
-        _, bend, pull = leave_out.curvature(bag, held.theta.mean + bag.H @ w)
-        pulled = (pull[..., None] * bag.H[:, :, None]).sum(1)
-        out = ((bag.W @ R_bar) * bag.H).sum() + ((pulled @ J_bar) * pulled).sum()
+        _, bend, *sides = leave_out.curvature(bag, held.theta.mean + bag.H @ w)
+        left, right = ((side[..., None] * bag.H[:, :, None]).sum(1) for side in sides)
+        out = ((bag.W @ R_bar) * bag.H).sum() + ((left @ J_bar) * right).sum()
         out = out + (bend * ((bag.H @ J_bar) * bag.H).sum(-1)).sum()
         out.backward()
 

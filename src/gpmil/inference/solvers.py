@@ -29,8 +29,8 @@ from gpmil.inference import fused, leave_out
 from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk, Piece
 from gpmil.inference.stores import Gathered, Source, gather
-from gpmil.moments.independent import IndependentPatches
 from gpmil.moments.likelihood import Family
+from gpmil.moments.with_effect import patches
 from gpmil.process.sparse_gp import SparseGP
 from gpmil.warn import warn_caller
 
@@ -81,7 +81,7 @@ def prepare(
     strength: float,
     c: float,
     dtype: torch.dtype = torch.float64,
-    likelihood: Family = IndependentPatches,
+    likelihood: Family = patches,
     store: str = "memory",
 ) -> Problem:
     """Compute H, sigma and R, part by part of the coupling; `inputs(rows)` gives kernel inputs.
@@ -351,7 +351,7 @@ def _ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
 def _climb(problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: Tensor):
     """The first of delta, delta/2, ... with enough of the promised rise (Armijo), or None."""
     promised, length = float(gradient @ delta), 1.0
-    rounding = 1e-13 * abs(value)
+    rounding = 1e-13 * abs(value) + sum(piece.likelihood.roughness for piece in problem.chunks)
     while length >= 1e-8:
         trial = w + length * delta
         found = rise(problem, trial)

@@ -26,7 +26,7 @@ from gpmil.coupling import operator as coupling
 from gpmil.fast.lanes import in_lanes
 from gpmil.fast.memory import free_memory
 from gpmil.inference.pieces import Chunk, Piece
-from gpmil.moments.likelihood import Family, Group, Likelihood
+from gpmil.moments.likelihood import Family, Group, Likelihood, downdate
 from gpmil.process.sparse_gp import SparseGP
 
 logger = logging.getLogger("gpmil")
@@ -71,8 +71,8 @@ class Source:
 class Gathered(NamedTuple):
     """What the first pass over a cohort leaves, besides H."""
 
-    gram: Float[Tensor, "M M"]  # W' Sigma W = R - I
-    trace: float  # sum_b tr(Sigma_b K_bb), or an estimate of it
+    gram: Float[Tensor, "M M"]  # sum_b W_b'Q_b W_b = R - I, Q = Sigma (Sigma + tau^2 11')^-1 Sigma
+    trace: float  # sum_b tr(Q_b K_bb), or an estimate of it
 
 
 def gather(source: Source, store: str, every: int | None = None) -> tuple[list[Piece], Gathered]:
@@ -94,6 +94,9 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
             gram += W.mT @ H
             sigma[part.rows] = part.diagonal().sqrt()
             trace += part.trace(x, source.gp.kernel, every)
+            if source.gp.effect:
+                less = _shared(source, part, x, W, every)
+                gram, trace = gram - less.gram, trace - less.trace
             keep.put(part.rows, H.to(source.dtype))
         return Gathered(gram, float(trace))
 
@@ -105,6 +108,25 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
     found = in_lanes(parts, one_lane, add, side_by_side=source.device.type == "cpu")
     pieces = [keep.piece(source.likelihood(group)) for group in _groups(source, sigma, edges)]
     return pieces, Gathered((found.gram + found.gram.mT) / 2, found.trace)
+
+
+def _shared(
+    source: Source,
+    part: coupling.Part,
+    x: Float[Tensor, "n d"],
+    W: Float[Tensor, "n M"],
+    every: int,
+) -> Gathered:
+    """What the slide effect takes from both sums: Q = Sigma - k 11' (Sherman-Morrison)."""
+    sizes = torch.from_numpy(np.diff(source.offsets)[part.bags]).to(W.device)
+    share = downdate(source.gp.effect, sizes)
+    own = torch.arange(len(sizes), device=W.device).repeat_interleave(sizes)
+    totals = W.new_zeros(len(sizes), W.shape[1]).index_add_(0, own, W)  # W_b'1
+    trace = 0.0
+    for k, rows in zip(share.tolist(), x.split(sizes.tolist())):
+        some = rows[::every]
+        trace += k * float(source.gp.kernel(some, rows).sum()) * len(rows) / len(some)
+    return Gathered(totals.mT @ (share[:, None] * totals), trace)
 
 
 def trace_columns(sizes: Int[np.ndarray, " b"]) -> int:
@@ -151,6 +173,7 @@ def _groups(source: Source, sigma: Tensor, edges: coupling.Edges) -> Iterator[Gr
             rows,
             source.strength,
             graph,
+            source.gp.effect,
         )
 
 

@@ -1,8 +1,8 @@
-"""Kernel variance, length scale, prior mean and coupling learned from the bags' labels alone.
+"""Kernel variance, length scale, prior mean, coupling and slide effect, from bags' labels alone.
 
 What is maximised is the mean leave-one-bag-out log likelihood (objective.py) over
 
-    z = (log variance, log(length / sqrt d), c / sqrt(1 + variance), log lambda),
+    z = (log variance, log(length / sqrt d), c / sqrt(1 + variance), log lambda, log tau),
 
 by L-BFGS from the best of a few starts.
 """
@@ -23,22 +23,25 @@ from gpmil.inference.objective import Cohort, Settings, collected, gradient, val
 
 logger = logging.getLogger("gpmil")
 
-NAMES = ("variance", "lengthscale", "mean", "coupling")
-# variance, length / sqrt d, c / sqrt(1 + variance), lambda: the centre and the width (of z) of the
-# weak prior, what is tried first, and how far the search may go. The centre and the starts are
-# settings that work on features of deep networks; the widths span a factor of four to twenty.
-CENTRE = (20.0, 3.0, -1.5, 1.0)
-WIDTH = (1.5, 0.7, 1.0, 1.0)
+NAMES = ("variance", "lengthscale", "mean", "coupling", "slide_effect")
+# variance, length / sqrt d, c / sqrt(1 + variance), lambda, tau: the centre and the width (of z) of
+# the weak prior, what is tried first, and how far the search may go. The centre and the starts are
+# settings that work on features of deep networks; the widths span a factor of four to twenty. That
+# of tau is narrow: slides' labels alone tell little of it, and maps are dark where it is too small.
+CENTRE = (20.0, 3.0, -1.5, 1.0, 1.0)
+WIDTH = (1.5, 0.7, 1.0, 1.0, 0.5)
 STARTS = (
     CENTRE,
-    (9.0, 2.0, -1.3, 1.0),
-    (50.0, 4.0, -0.6, 0.5),
-    (4.0, 4.0, -2.0, 1.0),
-    (30.0, 2.0, -1.4, 5.0),
-    (1.0, 1.0, -1.5, 0.5),
+    (9.0, 2.0, -1.3, 1.0, 0.5),
+    (50.0, 4.0, -0.6, 0.5, 1.0),
+    (4.0, 4.0, -2.0, 1.0, 0.2),
+    (30.0, 2.0, -1.4, 5.0, 1.0),
+    (1.0, 1.0, -1.5, 0.5, 0.2),
 )
-LOWEST = (0.05, 0.2, -4.0, 0.01)
-HIGHEST = (5000.0, 50.0, 2.0, 100.0)
+# A slide effect leaves less to each patch, and wants a process that varies more.
+EFFECT_STARTS = ((150.0, 5.0, -0.6, 0.5, 2.0),)
+LOWEST = (0.05, 0.2, -4.0, 0.01, 0.01)
+HIGHEST = (5000.0, 50.0, 2.0, 100.0, 10.0)
 WEIGHT_WIDTH = 0.5  # of the logarithms of the columns' weights
 FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 4  # fits' worth of work in one value with its gradient
@@ -51,17 +54,20 @@ class Space:
     fixed: dict[str, float]  # the settings that are not learned
     root_dim: float  # sqrt d
     level: float | None = None  # c / sqrt(1 + variance), where the mean follows the variance
+    with_effect: bool = False  # whether tau is learned; else it is fixed, or 0
 
     @property
     def learned(self) -> tuple[str, ...]:
         """The names in the order of z."""
         given = {*self.fixed, *(() if self.level is None else ("mean",))}
+        given |= set() if self.with_effect else {"slide_effect"}
         return tuple(name for name in NAMES if name not in given)
 
-    def settings(self, z: Float[Tensor, " k"]) -> Float[Tensor, " 4"]:
-        """variance, length, mean and lambda at z."""
+    def settings(self, z: Float[Tensor, " k"]) -> Float[Tensor, " 5"]:
+        """variance, length, mean, lambda and tau at z."""
         free = dict(zip(self.learned, z, strict=True))
-        known = {k: torch.tensor(v, dtype=torch.float64) for k, v in self.fixed.items()}
+        given = self.fixed if self.with_effect else {"slide_effect": 0.0} | self.fixed
+        known = {k: torch.tensor(v, dtype=torch.float64) for k, v in given.items()}
         if self.level is not None:
             free["mean"] = torch.tensor(self.level, dtype=torch.float64)
         variance = known["variance"] if "variance" in known else free["variance"].exp()
@@ -71,14 +77,14 @@ class Space:
             # c = u sqrt(1 + variance): u alone says how likely a patch is positive a priori
             "mean": lambda: free["mean"] * (1 + variance).sqrt(),
             "coupling": lambda: free["coupling"].exp(),
+            "slide_effect": lambda: free["slide_effect"].exp(),
         }
         return torch.stack([known[n] if n in known else moved[n]() for n in NAMES])
 
     def z(self, start: tuple[float, ...]) -> Float[np.ndarray, " k"]:
-        """From variance, length / sqrt d, c / sqrt(1 + variance) and lambda."""
-        variance, length, level, strength = start
-        all_ = (math.log(variance), math.log(length), level, math.log(strength))
-        return np.array([all_[NAMES.index(name)] for name in self.learned])
+        """From variance, length / sqrt d, c / sqrt(1 + variance), lambda and tau."""
+        given = dict(zip(NAMES, start))
+        return np.array([given[n] if n == "mean" else math.log(given[n]) for n in self.learned])
 
     @property
     def bounds(self) -> list[tuple[float, float]]:
@@ -89,6 +95,13 @@ class Space:
         """A weak prior: what few bags leave open stays where models of this kind work."""
         width = torch.tensor([WIDTH[NAMES.index(name)] for name in self.learned]).double()
         return -((z - torch.from_numpy(self.z(CENTRE))) / width).square().sum() / 2
+
+
+def in_words(settings: Settings) -> str:
+    """For a line of progress."""
+    names = ("variance", "length", "mean", "coupling", "slide effect")
+    shown = names if settings.slide_effect else names[:4]
+    return ", ".join(f"{name} {value:.3g}" for name, value in zip(shown, settings))
 
 
 class Spent(Exception):
@@ -151,10 +164,7 @@ class Search:
         kernel = self.cohort.kernel
         name = kernel if isinstance(kernel, str) else type(kernel).__name__
         self.trace.append(Trial(name, settings, score, objective))
-        logger.info(
-            "tuning %d: %s, variance %.3g, length %.3g, mean %.3g, coupling %.3g: %.4f",
-            len(self.trace), name, *settings, score,
-        )  # fmt: skip
+        logger.info("tuning %d: %s, %s: %.4f", len(self.trace), name, in_words(settings), score)
         return objective
 
     @property
@@ -182,7 +192,8 @@ def search(cohort: Cohort, space: Space, budget: int) -> Search:
 def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np.ndarray, " k"]]:
     """A search that has tried its starts, and the best of them."""
     found = Search(cohort, space, budget)
-    starts = list(dict.fromkeys(tuple(space.z(s)) for s in STARTS))[: max(1, budget)]
+    tried = STARTS + (EFFECT_STARTS if space.with_effect else ())
+    starts = list(dict.fromkeys(tuple(space.z(s)) for s in tried))[: max(1, budget)]
     scores = [found.value(np.array(z)) for z in starts]
     if not found.trace:
         raise ValueError(

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -60,9 +61,9 @@ def _too_large(bags: Bags, device: torch.device) -> Bool[np.ndarray, " B"]:
 def _residual(
     gp: SparseGP, x: Float[torch.Tensor, "n d"], W: Float[torch.Tensor, "n M"]
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Float[torch.Tensor, " n"]]:
-    """K - W W': some of its rows when asked for, and its diagonal."""
-    diagonal = gp.kernel.diagonal(x) - W.square().sum(1)
-    return lambda i: gp.kernel(x[i], x) - W[i] @ W.mT, diagonal
+    """K - W W' in one bag: some of its rows when asked for, and its diagonal."""
+    diagonal = gp.kernel.diagonal(x) + gp.effect**2 - W.square().sum(1)
+    return lambda i: gp.within(x[i], x) - W[i] @ W.mT, diagonal
 
 
 # --- Quantiles of the log odds -------------------------------------------------------------------
@@ -136,11 +137,14 @@ class FittedGP(SavedGP):
     ARRAYS = SavedGP.ARRAYS | {"evidence_trace_": Array(("steps",), "trace", optional=True)}
     NUMBERS = SavedGP.NUMBERS | {
         "coupling_": strength,
+        "slide_effect_": partial(number, least=0),
         "loo_log_likelihood_": or_none(number),
         "tuning_trace_": or_none(trials),
     }
+    LATER: ClassVar[dict[str, Any]] = {"slide_effect_": 0.0}
 
     coupling_: float
+    slide_effect_: float
     evidence_trace_: np.ndarray | None  # None where nothing was optimised
     tuning_trace_: list[dict[str, Any]] | None  # None where nothing was learned
     loo_log_likelihood_: float | None

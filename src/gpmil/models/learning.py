@@ -157,6 +157,7 @@ class TunedGP(FittedGP):
     tuning_budget: Any
     solver: Any
     moments: Any
+    slide_effect: Any
     optimize: Any
     calibrated: Any
     dtype: Any
@@ -170,6 +171,7 @@ class TunedGP(FittedGP):
         if is_word(self.mean, "balanced"):
             variance = self._own_variance() if self.variance_ is None else self.variance_
             self.mean_ = balanced_level(cohort.whole.sizes) * math.sqrt(1 + variance)
+        self.slide_effect_ = 1.0 if is_word(self.slide_effect, "auto") else float(self.slide_effect)
         self._check_kernel(device)
         self.tuning_trace_, self.loo_log_likelihood_ = None, None
         if self._learned_names():
@@ -183,7 +185,8 @@ class TunedGP(FittedGP):
     def _learned_names(self) -> list[str]:
         """The settings that are "auto" and apply."""
         own_kernel = isinstance(self.kernel, GPyTorchKernel)
-        names = [n for n in ("mean", "coupling") if is_word(getattr(self, n, 0.0), "auto")]
+        named = ("mean", "coupling", "slide_effect")
+        names = [n for n in named if is_word(getattr(self, n, 0.0), "auto")]
         if not own_kernel:
             names += ["variance"] if is_word(self.variance, "auto") else []
             names += ["lengthscale"] if is_word(self.lengthscale, "auto", "ard") else []
@@ -205,7 +208,7 @@ class TunedGP(FittedGP):
         self.kernel_ = found.kernel
         if self.variance_ is not None:
             self.variance_, self.lengthscale_ = found.settings[:2]
-        self.mean_, self.coupling_ = found.settings[2:]
+        self.mean_, self.coupling_, self.slide_effect_ = found.settings[2:]
         self.loo_log_likelihood_, self.tuning_trace_ = found.score, found.trace
         if ard:
             made = made.with_kernel(found.kernel)
@@ -213,9 +216,8 @@ class TunedGP(FittedGP):
             self._weigh_columns(weights)
         self._warn_of_guessing(labels[chosen])
         logger.info(
-            "learned from %d bags: variance %.3g, length %.3g, mean %.3g, coupling %.3g; "
-            "leave-one-bag-out log likelihood %.4f per bag",
-            len(chosen), *found.settings, self.loo_log_likelihood_,
+            "learned from %d bags: %s; leave-one-bag-out log likelihood %.4f per bag",
+            len(chosen), tuning.in_words(found.settings), self.loo_log_likelihood_,
         )  # fmt: skip
 
     def _check_learnable(self, labels: Int[np.ndarray, " B"], ard: bool) -> None:
@@ -242,7 +244,9 @@ class TunedGP(FittedGP):
 
     def _space(self, facts: Facts, names: list[str]) -> Space:
         """What is searched, and the numbers that stay."""
-        known = (self.variance_, self.lengthscale_, self.mean_, self.coupling_)
+        known = (
+            self.variance_, self.lengthscale_, self.mean_, self.coupling_, self.slide_effect_
+        )  # fmt: skip
         fixed = {
             name: 1.0 if value is None else value  # None: a kernel object has its own
             for name, value in zip(tuning.NAMES, known, strict=True)
@@ -252,7 +256,7 @@ class TunedGP(FittedGP):
         if is_word(self.mean, "balanced") and "variance" in names:
             level = balanced_level(facts.sizes)  # the mean follows the variance
             del fixed["mean"]
-        return Space(fixed, math.sqrt(self._n_inputs()), level)
+        return Space(fixed, math.sqrt(self._n_inputs()), level, "slide_effect" in names)
 
     def _warn_of_guessing(self, labels: np.ndarray) -> None:
         share = labels.mean()
@@ -268,13 +272,14 @@ class TunedGP(FittedGP):
 
     def _first_look(self, bags: Bags, labels: np.ndarray) -> Float[np.ndarray, " N"]:
         """m*/sd of every instance under a fit at the settings that tuning starts from."""
-        variance, length, level, strength = tuning.CENTRE
+        variance, length, level, strength, _ = tuning.CENTRE
         first = copy.copy(self)
         first.variance, first.lengthscale = variance, length * math.sqrt(self._n_inputs())
         first.mean = level * math.sqrt(1 + variance)
         first.coupling, first.kernel = min(self.coupling_, strength), "rbf"
         first.inducing, first.moments, first.solver = self.inducing_points_, "diagonal", "direct"
         first.optimize, first.calibrated, first.flags = (), False, False
+        first.slide_effect = 0.0
         return suspicion(first.fit(bags, labels).predict_instances(bags))
 
     # --- Every bag left out -------------------------------------------------------------------
@@ -319,7 +324,7 @@ class TunedGP(FittedGP):
             self._feature_map(), self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0,
             gp.inducing.cpu(), gp.L.cpu(), self.coupling_,
             self._storage_dtype(cohort.whole.n_instances, len(gp.L)),
-            LIKELIHOODS[self.moments], self.store,
+            LIKELIHOODS[self.moments], self.store, self.slide_effect_,
         )  # fmt: skip
         return cohort.problem(plan, self.mean_, gp.L.device)
 

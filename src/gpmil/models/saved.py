@@ -25,6 +25,7 @@ class SavedModel(BagClassifier):
 
     ARRAYS: ClassVar[saved_checks.Expected] = saved_checks.FEATURES  # fitted attributes
     NUMBERS: ClassVar[dict[str, saved_checks.Check]] = saved_checks.COHORT  # fitted attributes
+    LATER: ClassVar[dict[str, Any]] = {}  # numbers that models of earlier versions lack
     NOT_SETTINGS: ClassVar[tuple[str, ...]] = ("device",)  # chosen anew where it is loaded
 
     def _check_settings(self) -> None:
@@ -64,7 +65,8 @@ class SavedModel(BagClassifier):
         saved_checks.check_known("settings", settings, known, cls.__name__)
         model = cls(**(settings | besides))
         saved_checks.as_damage("settings", model._check_settings)
-        fitted = saved_checks.mapping(card, "fitted")
+        new = {k: v for k, v in cls.LATER.items() if k.removesuffix("_") not in settings}
+        fitted = new | saved_checks.mapping(card, "fitted")
         saved_checks.check_numbers(fitted, cls.NUMBERS)
         sizes = saved_checks.check_fitted(arrays, cls.ARRAYS, fitted, model.n_components)
         for name in cls.ARRAYS:

@@ -160,7 +160,8 @@ class SparseGPModel(SavedModel):
 
     def _gp(self, device: torch.device) -> SparseGP:
         kernel = Kernel(self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0, device)
-        return SparseGP.build(kernel, self._inputs(self.inducing_points_, device))
+        inducing = self._inputs(self.inducing_points_, device)
+        return SparseGP.build(kernel, inducing, getattr(self, "slide_effect_", 0.0))
 
     def _predictor(self, device: torch.device) -> Predictor:
         return Predictor.build(self._gp(device), self._posterior(device), self.mean_)

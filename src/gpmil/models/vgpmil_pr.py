@@ -64,6 +64,9 @@ class VGPMILPR(TunedGP):
     moments : "diagonal" or "coupled"
         Truncated moments of the patch variables: the paper's independent patches, or all the
         correlation of neighbours, by expectation propagation.
+    slide_effect : float or "auto"
+        tau >= 0, the deviation of what all patches of a slide share beyond their features (stain,
+        scanner); 0 is the paper. "auto": learned with the other settings.
     optimize : tuple of "inducing", "variance", "lengthscale", "mean"
         What the direct solver also moves to raise the collapsed evidence bound. The bound is a
         poor judge of kernel settings on real data: see the page on the two integrals.
@@ -107,6 +110,7 @@ class VGPMILPR(TunedGP):
     n_components: Any = None
     solver: Any = "direct"
     moments: Any = "diagonal"
+    slide_effect: Any = 0.0
     optimize: Any = ()
     tuning_budget: Any = 40
     calibrated: Any = False
@@ -212,6 +216,7 @@ class VGPMILPR(TunedGP):
                 fixed["lengthscale"] = self.lengthscale_ / self.relevance_
         if "coupling" in self.get_params(deep=False):
             fixed["coupling"] = self.coupling_
+        fixed["slide_effect"] = self.slide_effect_
         return clone(self).set_params(**fixed)
 
     def _solve(self, problem: inference.Problem) -> inference.Solution:
@@ -253,6 +258,7 @@ class VGPMILPR(TunedGP):
         one_of("moments", self.moments, tuple(LIKELIHOODS))
         one_of("solver", self.solver, SOLVERS)
         self._check_optimize()
+        self._check_slide_effect()
         one_of("dtype", self.dtype, ("auto", *DTYPES))
         one_of("store", self.store, STORES)
         if np.ndim(self.lengthscale) != 1:
@@ -265,6 +271,20 @@ class VGPMILPR(TunedGP):
         count("n_folds", self.n_folds, least=2)
         for name in ("calibrated", "flags"):
             flag(name, getattr(self, name))
+
+    def _check_slide_effect(self) -> None:
+        word_or_number("slide_effect", self.slide_effect, ("auto",), least=0)
+        if is_word(self.slide_effect, "auto") or self.slide_effect > 0:
+            if self.moments == "coupled":
+                raise ValueError(
+                    f"slide_effect={self.slide_effect!r} needs moments='diagonal', got 'coupled'. "
+                    "Leave one of the two out."
+                )
+            if self.optimize:
+                raise ValueError(
+                    f"optimize={self.optimize!r} knows no slide effect, got slide_effect="
+                    f"{self.slide_effect!r}. Leave one of the two out."
+                )
 
     def _check_optimize(self) -> None:
         names = self.optimize if isinstance(self.optimize, tuple | list) else [None]

@@ -35,6 +35,7 @@ class Group:
     rows: slice  # of the cohort; for what a likelihood knows beside the labels of bags
     strength: float = 0.0
     graph: sp.csr_array | None = None  # the neighbours of the whole cohort
+    effect: float | Float[Tensor, ""] = 0.0  # tau, the deviation of what a bag's instances share
 
     @functools.cached_property
     def row(self) -> Int[Tensor, " n"]:
@@ -43,8 +44,18 @@ class Group:
         return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
 
     def unsmooth(self, x: Tensor) -> Tensor:
-        """P x."""
-        return x if self.precision is None else self.precision.apply(x)
+        """(Sigma + tau^2 11')^-1 x = P x - k 1 1'x, k = tau^2 / (1 + tau^2 n): P 1 = 1."""
+        out = x if self.precision is None else self.precision.apply(x)
+        if isinstance(self.effect, float) and self.effect == 0:
+            return out
+        totals = x.new_zeros(len(self.positive), *x.shape[1:]).index_add_(0, self.row, x)
+        share = downdate(self.effect, self.offsets.diff())
+        return out - (share.view(-1, *(1 for _ in x.shape[1:])) * totals)[self.row]
+
+
+def downdate(effect: float | Float[Tensor, ""], sizes: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+    """k = tau^2 / (1 + tau^2 n): Sigma (Sigma + tau^2 11')^-1 Sigma = Sigma - k 11'."""
+    return effect**2 / (1 + effect**2 * sizes.double())
 
 
 @runtime_checkable
@@ -54,6 +65,7 @@ class Traits(Protocol):
     # Sigma times the gradient of log Z is E - mu: the paper's fixed point is the maximum then
     moments_are_gradient: bool = False
     leaves_out: bool = False  # whether leave_out.py can take a bag out of the fit
+    roughness: float = 0.0  # by how much log Z may jump where it should not, rounding aside
 
     @property
     def unsettled(self) -> int:

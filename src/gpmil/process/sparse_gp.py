@@ -4,6 +4,9 @@
 
 Whitened: Kzz + jitter = L L', u = L w, W = Kxz L^-T, so that f has mean c + W w. With
 R = I + W' Sigma W the covariance of q(w) is R^-1, and Sigma^u = L R^-1 L' (eq. sigma_u).
+
+Instances of one bag may share an effect s_b ~ N(0, tau^2): K becomes K + tau^2 11' inside a bag,
+and because Sigma 1 = 1 the covariance of m_b given f becomes Sigma_b + tau^2 11'.
 """
 
 from dataclasses import dataclass
@@ -21,19 +24,27 @@ JITTER = 1e-6  # of the variance, on the diagonal of Kzz
 
 @dataclass(frozen=True)
 class SparseGP:
-    """A kernel with its inducing points Z, and L = chol(Kzz + jitter)."""
+    """A kernel with its inducing points Z, L = chol(Kzz + jitter), and tau."""
 
     kernel: Kernel
     inducing: Float[Tensor, "M d"]
     L: Float[Tensor, "M M"]
+    effect: float = 0.0  # tau, the deviation of what the instances of one bag share
 
     @classmethod
-    def build(cls, kernel: Kernel, inducing: Float[Tensor, "M d"]) -> "SparseGP":
+    def build(
+        cls, kernel: Kernel, inducing: Float[Tensor, "M d"], effect: float = 0.0
+    ) -> "SparseGP":
         """Factor Kzz + 1e-6 variance I (a kernel object: 1e-6 of its mean diagonal)."""
         Kzz = kernel(inducing, inducing)
         jitter = JITTER * (kernel.variance if kernel.named else Kzz.diagonal().mean())
         eye = torch.eye(len(Kzz), dtype=Kzz.dtype, device=Kzz.device)
-        return cls(kernel, inducing, psd_safe_cholesky(Kzz + jitter * eye))
+        return cls(kernel, inducing, psd_safe_cholesky(Kzz + jitter * eye), effect)
+
+    def within(self, x: Float[Tensor, "*b n d"], y: Float[Tensor, "*b m d"]) -> Tensor:
+        """K + tau^2 of instances of one bag."""
+        K = self.kernel(x, y)
+        return K + self.effect**2 if self.effect else K
 
     def whiten(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
         """W = Kxz L^-T."""
@@ -99,10 +110,11 @@ def marginal(
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Mean and variance of every m*_i (eq. m_star), without any covariance between patches."""
     smooth = part.apply(predictor.unsmoothed(x))
-    # diag S_m = diag(Sigma) + diag(Sigma K Sigma) - diag((Sigma Y)(Sigma Y)')
+    # diag S_m = diag(Sigma) + diag(Sigma K Sigma) + tau^2 - diag((Sigma Y)(Sigma Y)')
     variance = (
         part.diagonal()
         + part.congruence_diagonal(x, predictor.gp.kernel)
+        + predictor.gp.effect**2
         - smooth[:, 1:].square().sum(1)
     )
     # mu_m = Sigma (c + W w) = c + Sigma W w, because Sigma 1 = 1
@@ -116,7 +128,7 @@ def joint(
     before = predictor.unsmoothed(x)
     Y = before[..., 1:]
     # S = K - Y Y' before the coupling;  S_m = Sigma + Sigma S Sigma'
-    S = predictor.gp.kernel(x, x).baddbmm_(Y, Y.mT, alpha=-1)
+    S = predictor.gp.within(x, x).baddbmm_(Y, Y.mT, alpha=-1)
     S_m = torch.baddbmm(sigma, sigma @ S, sigma)
     # mu_m = Sigma (c + W w) = c + Sigma W w, because Sigma 1 = 1
     return predictor.c + (sigma @ before[..., :1])[..., 0], S_m
