@@ -8,6 +8,8 @@ run by turns; ratios are to the pass without an effect.
 """
 
 import argparse
+import dataclasses
+import functools
 import math
 import statistics
 
@@ -17,32 +19,11 @@ from bench import measure
 
 from gpmil.fast import compiled
 from gpmil.inference.pieces import Chunk
-from gpmil.moments import slide_effect
-from gpmil.moments.independent import IndependentPatches
-from gpmil.moments.likelihood import Group, Likelihood, LowRank
+from gpmil.moments import with_effect
+from gpmil.moments.likelihood import Group
 
 PATCHES, BAGS, INDUCING, MEAN = 20_000, 120, 200, -3.0
 TAUS = (0.0, 0.5, 1.0, 2.0)
-
-
-class SharedEffect(Likelihood):
-    def __init__(self, group, tau, worth):
-        self.group, self.tau, self.worth = group, tau, worth
-
-    def found(self, what, mu):
-        compiled.WORTH_PATCHES = self.worth
-        g = self.group
-        return what(mu, g.sigma, g.positive, g.offsets, self.tau, g.row)
-
-    def gradient(self, mu):
-        gamma, log_z = self.found(slide_effect.gradient, mu)
-        return gamma, log_z.sum()
-
-    def curvature(self, mu):
-        m = self.found(slide_effect.moments, mu)
-        right = torch.cat([m.gamma[:, None], m.factors], 1)
-        left = torch.cat([m.gamma[:, None], -m.sign[self.group.row, None] * m.factors], 1)
-        return m.gamma, m.log_z.sum(), LowRank(-m.curvature, left, right, self.group.offsets)
 
 
 def cohort():
@@ -60,11 +41,15 @@ def cohort():
 def works(H, group, w):
     """What is timed, by pass, tau and way."""
     for tau in TAUS:
-        for way, worth in (("compiled", 0), ("torch", math.inf)) if tau else (("", 0),):
-            likelihood = SharedEffect(group, tau, worth) if tau else IndependentPatches(group)
-            chunk = Chunk(H, likelihood)
-            yield ("gradient", tau, way), lambda chunk=chunk: chunk.rise(w, MEAN)
-            yield ("Hessian", tau, way), lambda chunk=chunk: chunk.bound(w, MEAN)
+        chunk = Chunk(H, with_effect.patches(dataclasses.replace(group, effect=tau)))
+        for way, worth in (("compiled", 0), ("torch", math.inf))[: 2 if tau else 1]:
+            yield ("gradient", tau, way), functools.partial(one, worth, chunk.rise, w)
+            yield ("Hessian", tau, way), functools.partial(one, worth, chunk.bound, w)
+
+
+def one(worth, work, w):
+    compiled.WORTH_PATCHES = worth
+    work(w, MEAN)
 
 
 def main():
@@ -80,7 +65,7 @@ def main():
     print("pass | tau | way | ms | times the pass without an effect")
     for key in sorted(todo):
         took = [run[key] for run in runs]
-        ratio = statistics.median(run[key] / run[key[0], 0.0, ""] for run in runs)
+        ratio = statistics.median(run[key] / run[key[0], 0.0, "compiled"] for run in runs)
         print(f"{key[0]} | {key[1]} | {key[2]} | {1e3 * statistics.median(took):.1f} | {ratio:.2f}")
 
 
