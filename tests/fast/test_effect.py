@@ -187,3 +187,12 @@ def test_large_cohorts_are_compiled(calls):
     mu, sigma, positive, offsets, row = bags
     slide_effect.gradient(mu, sigma, positive, offsets, 0.7, row)
     assert calls
+
+
+def test_a_few_bags_near_one_go_the_way_of_all(calls):
+    mu, sigma, positive, offsets, row = bags_at(-2.0)
+    mu[offsets[1]] = -7.0  # a positive bag of one patch: log Q is nearly 0
+    for what in (slide_effect.gradient, slide_effect.moments):
+        what(mu, sigma, positive, offsets, 0.7, row)
+        assert len(calls) == 2
+        calls.clear()

@@ -94,13 +94,15 @@ def effect_sums(
     rule: tuple[float, ...],
     rare: bool,
     full: bool,
+    among: int,
 ) -> list[Tensor] | None:
     """Sums over a slide effect: nodes, sums per bag and per patch, and which bags are served.
 
-    Without derivatives; arguments as in effect.sums.
+    Without derivatives. Arguments as in effect.sums; `among` how many patches these bags were
+    chosen: some of a large cohort do not go another way than all of it.
     """
     derived = torch.is_grad_enabled() and any(x.requires_grad for x in (mu, sigma, tau))
-    if derived or len(mu) < WORTH_PATCHES or mu.device.type != "cpu" or kernels() is None:
+    if derived or among < WORTH_PATCHES or mu.device.type != "cpu" or kernels() is None:
         return None
     arrays = (x.detach().contiguous().numpy() for x in (mu, sigma, offsets))
     numbers = tuple(float(x) for x in rule)

@@ -77,12 +77,12 @@ def moments(
     if float(tau.detach()) == 0:
         found = _without_effect(patches, positive)
     else:
-        sums = _over_effect(patches, tau, all_below)
+        sums = _over_effect(patches, tau, all_below, len(mu))
         found = _labelled(patches, tau, sums, positive)
         near_one = positive & (sums.log_z > NEAR_ONE)
         if near_one.any():
             some, rows = patches.some(near_one)
-            rare = _over_effect(some, tau, some_above)
+            rare = _over_effect(some, tau, some_above, len(mu))
             found = found.replaced(rare, rows, near_one.nonzero()[:, 0])
     mean, gamma, curvature, factors, log_z, effect, square, by_log_tau = found
     sign, variance = torch.where(positive, -1.0, 1.0), square - effect.square()
@@ -111,7 +111,7 @@ def gradient(
     gamma = factor.index_select(0, row) * slope
     if near_one.any():
         some, rows = patches.some(near_one)
-        rare = _over_effect(some, tau, some_above)
+        rare = _over_effect(some, tau, some_above, len(mu))
         gamma = gamma.index_copy(0, rows, rare.gamma)
         log_z = log_z.index_copy(0, near_one.nonzero()[:, 0], rare.log_z)
     return gamma.to(mu.dtype), log_z.to(mu.dtype)
@@ -180,9 +180,9 @@ def _labelled(patches: Patches, tau: Tensor, sums: _Found, positive: Tensor) -> 
 POWERS = 2 * RANK - 1
 
 
-def _over_effect(patches: Patches, tau: Tensor, given: At) -> _Found:
-    """Sums of N(s; 0, tau^2) z(s) over the lattice."""
-    sums = _compiled_sums(patches, tau, given, full=True)
+def _over_effect(patches: Patches, tau: Tensor, given: At, among: int) -> _Found:
+    """Sums of N(s; 0, tau^2) z(s) over the lattice, for bags out of `among` patches."""
+    sums = _compiled_sums(patches, tau, given, True, among)
     if sums is None:
         return _plain_sums(patches, tau, given)
     nodes, by_bag, by_row, served = sums
@@ -195,10 +195,10 @@ def _over_effect(patches: Patches, tau: Tensor, given: At) -> _Found:
 
 
 def _compiled_sums(
-    patches: Patches, tau: Tensor, given: At, full: bool
+    patches: Patches, tau: Tensor, given: At, full: bool, among: int
 ) -> tuple[Nodes, Tensor, Tensor, Tensor] | None:
     """Nodes, sums per bag and per row, and which bags they serve; None where torch's are used."""
-    found = compiled.effect_sums(*patches[:3], tau, RULE, given is some_above, full)
+    found = compiled.effect_sums(*patches[:3], tau, RULE, given is some_above, full, among)
     if found is None:
         return None
     nodes, by_bag, by_row, served = found
@@ -239,7 +239,7 @@ def _terms(
 
 def _below_alone(patches: Patches, tau: Tensor) -> tuple[Tensor, Tensor]:
     """log Q and d log Q / dmu in few steps, where these keep their digits."""
-    sums = _compiled_sums(patches, tau, all_below, full=False)
+    sums = _compiled_sums(patches, tau, all_below, False, len(patches.mu))
     if sums is None:
         nodes, total, slope, served = _plain_slopes(patches, tau)
     else:
