@@ -94,6 +94,11 @@ def test_low_rank_is_the_dense_matrix():
     assert torch.allclose(LowRank(diagonal, left, right, offsets)(W, H), W.mT @ X @ H)
     same = LowRank(diagonal, left, left, offsets)
     assert torch.allclose(same(H, H), same(H, H.clone()))
+    signs = torch.tensor([[1.0, -1, 2], [0.5, 1, -1], [1, -3, 1]]).double()
+    signed = left * signs.repeat_interleave(offsets.diff(), 0)
+    plain, quick = (LowRank(diagonal, signed, left, offsets, x) for x in (None, signs))
+    assert torch.allclose(plain(H, H), quick(H, H))
+    assert torch.equal(plain(W, H), quick(W, H))
 
 
 class WithoutMoments(Likelihood):

@@ -1,4 +1,4 @@
-"""Loops compiled for CPUs, and when they are used: a pass over the bags, and EP's arithmetic.
+"""Loops compiled for CPUs, and when they are used: a pass over the bags, EP, slide effects.
 
 The plain pass (pieces.Chunk) reads H twice, for mu = c + H w and for H'x, with some thirty vector
 operations between them. In the loop of passes.py a bag is finished before the next one is
@@ -26,6 +26,7 @@ from gpmil.coupling.operator import Precision
 
 logger = logging.getLogger("gpmil")
 WORTH = 2**20  # numbers in H from which the loop is used: below, the plain pass takes a millisecond
+WORTH_PATCHES = 2**11  # patches from which sums over a slide effect are compiled
 
 Sums = tuple[float, Float[Tensor, " M"]]
 
@@ -85,15 +86,39 @@ def sites() -> Any:
     return None if kernels() is None else kernels().sites
 
 
+def effect_sums(
+    mu: Float[Tensor, " n"],
+    sigma: Float[Tensor, " n"],
+    offsets: Int[Tensor, " b1"],
+    tau: Float[Tensor, ""],
+    rule: tuple[float, ...],
+    rare: bool,
+    full: bool,
+    among: int,
+) -> list[Tensor] | None:
+    """Sums over a slide effect: nodes, sums per bag and per patch, and which bags are served.
+
+    Without derivatives. Arguments as in effect.sums; `among` how many patches these bags were
+    chosen: some of a large cohort do not go another way than all of it.
+    """
+    derived = torch.is_grad_enabled() and any(x.requires_grad for x in (mu, sigma, tau))
+    if derived or among < WORTH_PATCHES or mu.device.type != "cpu" or kernels() is None:
+        return None
+    arrays = (x.detach().contiguous().numpy() for x in (mu, sigma, offsets))
+    numbers = tuple(float(x) for x in rule)
+    found = kernels().effect.sums(*arrays, float(tau), numbers, rare, full)
+    return [torch.from_numpy(x) for x in found]
+
+
 @functools.cache
 def kernels() -> Any:
     """The package of loops; None without Numba, or with one that cannot be used here."""
     try:
-        from gpmil.fast import passes, sites
+        from gpmil.fast import effect, passes, sites
     except (ImportError, RuntimeError) as error:  # RuntimeError: no place for its cache
         logger.info(
             "passes over the bags are not compiled, which costs up to half of the speed (%s): %s",
             error, extras.install("fast"),
         )  # fmt: skip
         return None
-    return SimpleNamespace(passes=passes, sites=sites)
+    return SimpleNamespace(effect=effect, passes=passes, sites=sites)

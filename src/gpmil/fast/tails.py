@@ -106,13 +106,25 @@ def _erfcx(z):
 
 @njit(fastmath=FUSED, error_model="numpy", forceinline=True)
 @no_type_check
-def tail(z):
-    """1 - Phi(t) at t = sqrt(2) z, without its factor exp(-z^2) where z > 0; and h(t)."""
-    size = min(abs(z), LARGEST)
+def _exp_square(z):
+    """exp(-z^2), and 0 below 1e-304."""
     square = z * z
     e = _exp(-min(square, 700.0))
-    e = e if square < 700 else 0.0  # a choice between two numbers is no branch
-    half = 0.5 * _erfcx(size)
+    return e if square < 700 else 0.0  # a choice between two numbers is no branch
+
+
+@njit(fastmath=FUSED, error_model="numpy", forceinline=True)
+@no_type_check
+def below(z):
+    """Phi(t) at t = sqrt(2) z <= 0."""
+    return 0.5 * _exp_square(z) * _erfcx(min(-z, LARGEST))
+
+
+@njit(fastmath=FUSED, error_model="numpy", forceinline=True)
+@no_type_check
+def tail(z):
+    """1 - Phi(t) at t = sqrt(2) z, without its factor exp(-z^2) where z > 0; and h(t)."""
+    e, half = _exp_square(z), 0.5 * _erfcx(min(abs(z), LARGEST))
     left = z < 0
     upper = 1 - e * half if left else half
     # h = phi / (1 - Phi)

@@ -119,21 +119,27 @@ class LowRank:
     left: Float[Tensor, "n r"]
     right: Float[Tensor, "n r"]
     offsets: Int[Tensor, " b1"]
+    signs: Float[Tensor, "b r"] | None = None  # if left = signs right: spares products with left
 
     def __call__(self, W: Float[Tensor, "n M"], H: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:
         """W'X H, multiplied in the dtype of H."""
         out = (W.mT @ (stored_like(self.diagonal, H)[:, None] * H)).double()
-        symmetric = W is H and self.left is self.right
-        for left, right in zip(self.left.unbind(1), self.right.unbind(1)):
-            of_H = self._per_bag(right, H)
-            of_W = of_H if symmetric else self._per_bag(left, W)
-            out += of_W.mT @ of_H
-        return out
+        of_H = self._per_bag(self.right, H)
+        if W is H and self.signs is not None:
+            of_W = self.signs.mT.reshape(-1, 1) * of_H
+        else:
+            symmetric = W is H and self.left is self.right
+            of_W = of_H if symmetric else self._per_bag(self.left, W)
+        return out + of_W.mT @ of_H
 
-    def _per_bag(self, x: Float[Tensor, " n"], H: Float[Tensor, "n M"]) -> Float[Tensor, "b M"]:
-        """H_b'x_b of every bag: the product of a sparse matrix, one row per bag, with H."""
-        columns, x = torch.arange(len(x), device=x.device), stored_like(x, H)
-        by_bag = coupling.sparse_rows(self.offsets, columns, x, (len(self.offsets) - 1, len(x)))
+    def _per_bag(self, x: Float[Tensor, "n r"], H: Float[Tensor, "n M"]) -> Float[Tensor, "rb M"]:
+        """H_b'x_b of every column and bag: H times a sparse matrix that has one row for each."""
+        n, r = x.shape
+        values = torch.cat([stored_like(column, H) for column in x.unbind(1)])
+        instances = torch.arange(n, device=x.device).repeat(r)
+        starts = self.offsets[:-1] + n * torch.arange(r, device=x.device)[:, None]
+        ends = torch.cat([starts.flatten(), starts.new_tensor([n * r])])
+        by_bag = coupling.sparse_rows(ends, instances, values, (len(ends) - 1, n))
         return (by_bag @ H).double()
 
 

@@ -19,28 +19,26 @@ this rule gains digits faster than any power of h; Gauss and Hermite's, centred 
 twice as many nodes where a bag cuts off one side of N(s; 0, tau^2). And the nodes do not follow mu,
 so that gradient and Hessian are those of the sum itself: the solvers need that more than they need
 the integral. The step h is as fine as the bag needs; which nodes count depends on mu.
+
+On a CPU the sums over the nodes are compiled (fast/effect.py) where no derivatives of them are
+wanted; bags beyond the range of the compiled ones are summed here.
 """
 
 import math
-from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpmil.moments import truncated
+from gpmil.fast import compiled
+from gpmil.moments import effect_nodes, truncated
+from gpmil.moments.effect_nodes import RULE, At, Nodes, walk
 from gpmil.moments.given_effect import PLAIN, Given, Patches, all_below, some_above
-from gpmil.moments.truncated import log_not, segment_max, segment_sum
+from gpmil.moments.truncated import log_not, segment_sum
 
-STEP = 1.0  # in widths of the narrowest part of the integrand
-LEVELS = 4  # steps are powers of 2^(1/4), so that they rarely change with mu
-DROP = 18.0  # terms below e^-18 of the largest are left out
 RANK = 2  # of the low-rank part of the second derivative
 NEAR_ONE = -0.05  # log Q of a positive bag above which 1 - Q is summed directly
-SEARCH = 40  # steps at most to the mode
-ONE = -6.0  # t of all patches below which q is one: 1 - Phi(-6) = 1e-9
-SMOOTH = 0.4  # h / tau up to which a sum over the lattice is an integral and its corrections
 
 
 class EffectMoments(NamedTuple):
@@ -79,12 +77,12 @@ def moments(
     if float(tau.detach()) == 0:
         found = _without_effect(patches, positive)
     else:
-        sums = _over_effect(patches, tau, all_below)
+        sums = _over_effect(patches, tau, all_below, len(mu))
         found = _labelled(patches, tau, sums, positive)
         near_one = positive & (sums.log_z > NEAR_ONE)
         if near_one.any():
             some, rows = patches.some(near_one)
-            rare = _over_effect(some, tau, some_above)
+            rare = _over_effect(some, tau, some_above, len(mu))
             found = found.replaced(rare, rows, near_one.nonzero()[:, 0])
     mean, gamma, curvature, factors, log_z, effect, square, by_log_tau = found
     sign, variance = torch.where(positive, -1.0, 1.0), square - effect.square()
@@ -101,16 +99,11 @@ def gradient(
     row: Int[Tensor, " n"],
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " b"]]:
     """d log Z / dmu and log Z alone, as `moments` has them."""
-    if float(tau) == 0:
+    tau = torch.as_tensor(tau, dtype=torch.float64, device=mu.device)
+    if float(tau.detach()) == 0:
         return truncated.gradient(mu, sigma, positive, offsets, row)
     patches = Patches.of(mu, sigma, offsets, row)
-    tau = torch.as_tensor(tau, dtype=torch.float64, device=mu.device)
-    with torch.no_grad():
-        nodes = _nodes(patches.detach(), tau.detach(), all_below)
-    log_q, slope = _below_alone(patches, tau, nodes)
-    if not bool(torch.isfinite(log_q).all()):
-        found = moments(mu, sigma, positive, offsets, tau, row)
-        return found.gamma, found.log_z
+    log_q, slope = _below_alone(patches, tau)
     near_one = positive & (log_q > NEAR_ONE)
     log_z = torch.where(positive, log_not(log_q.clamp(max=NEAR_ONE)), log_q)
     # dZ / Z = -r dQ / Q,  r = Q / (1 - Q)
@@ -118,7 +111,7 @@ def gradient(
     gamma = factor.index_select(0, row) * slope
     if near_one.any():
         some, rows = patches.some(near_one)
-        rare = _over_effect(some, tau, some_above)
+        rare = _over_effect(some, tau, some_above, len(mu))
         gamma = gamma.index_copy(0, rows, rare.gamma)
         log_z = log_z.index_copy(0, near_one.nonzero()[:, 0], rare.log_z)
     return gamma.to(mu.dtype), log_z.to(mu.dtype)
@@ -184,30 +177,41 @@ def _labelled(patches: Patches, tau: Tensor, sums: _Found, positive: Tensor) -> 
 # --- The sum over the effect ----------------------------------------------------------------------
 
 
-class _Nodes(NamedTuple):
-    """s = (first + j) step for j < many in every bag; and where its integrand is largest."""
-
-    first: Tensor
-    many: Tensor
-    step: Tensor
-    mode: Tensor
-    width: Tensor
-    top: Tensor  # log of the integrand there, or nearby
-    certain: Tensor  # whether z = 1 at all s before the first
-
-
-At = Callable[[Patches, Tensor], Given]
 POWERS = 2 * RANK - 1
-TOGETHER = 4  # numbers of nodes are rounded up to multiples of it
 
 
-def _over_effect(patches: Patches, tau: Tensor, given: At) -> _Found:
-    """Sums of N(s; 0, tau^2) z(s) over the lattice."""
+def _over_effect(patches: Patches, tau: Tensor, given: At, among: int) -> _Found:
+    """Sums of N(s; 0, tau^2) z(s) over the lattice, for bags out of `among` patches."""
+    sums = _compiled_sums(patches, tau, given, True, among)
+    if sums is None:
+        return _plain_sums(patches, tau, given)
+    nodes, by_bag, by_row, served = sums
+    found = _averages(patches, tau, nodes, list(by_bag), list(by_row))
+    if not served.all():
+        some, rows = patches.some(~served)
+        rest = _plain_sums(some, tau, given)
+        found = found.replaced(rest, rows, (~served).nonzero()[:, 0])
+    return found
+
+
+def _compiled_sums(
+    patches: Patches, tau: Tensor, given: At, full: bool, among: int
+) -> tuple[Nodes, Tensor, Tensor, Tensor] | None:
+    """Nodes, sums per bag and per row, and which bags they serve; None where torch's are used."""
+    found = compiled.effect_sums(*patches[:3], tau, RULE, given is some_above, full, among)
+    if found is None:
+        return None
+    nodes, by_bag, by_row, served = found
+    return Nodes._make((*nodes[:-1], nodes[-1] > 0)), by_bag, by_row, served
+
+
+def _plain_sums(patches: Patches, tau: Tensor, given: At) -> _Found:
+    """The sums in torch, which can be differentiated."""
     with torch.no_grad():
-        nodes = _nodes(patches.detach(), tau.detach(), given)
+        nodes = effect_nodes.find(patches.detach(), tau.detach(), given)
     by_bag = [torch.zeros_like(nodes.first)] * (4 + POWERS)
     by_row = [torch.zeros_like(patches.mu)] * (3 + RANK)
-    for j, some, here, rows, bags in _walk(patches, nodes):
+    for j, some, here, rows, bags in walk(patches, nodes):
         s = (here.first + j) * here.step
         at = given(some, s)
         weight = torch.exp(at.log_z - s.square() / (2 * tau.square()) - here.top)
@@ -233,32 +237,35 @@ def _terms(
     return per_bag, per_row + [p.index_select(0, row) * at.direction for p in powers[:RANK]]
 
 
-def _walk(patches: Patches, nodes: _Nodes) -> Iterator[tuple[int, Patches, _Nodes, Tensor, Tensor]]:
-    """0, 1, ... with the bags that have so many nodes, and where their rows and they are.
+def _below_alone(patches: Patches, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """log Q and d log Q / dmu in few steps, where these keep their digits."""
+    sums = _compiled_sums(patches, tau, all_below, False, len(patches.mu))
+    if sums is None:
+        nodes, total, slope, served = _plain_slopes(patches, tau)
+    else:
+        nodes, (total, *_), (slope,), served = sums
+    if not served.any():
+        full = _plain_sums(patches, tau, all_below)
+        return full.log_z, full.gamma
+    total = total + _before(tau, nodes)[0]
+    log_q, slope = _log_total(tau, nodes, total), slope / total.index_select(0, patches.row)
+    if not served.all():
+        some, rows = patches.some(~served)
+        full = _plain_sums(some, tau, all_below)
+        log_q = log_q.index_copy(0, (~served).nonzero()[:, 0], full.log_z)
+        slope = slope.index_copy(0, rows, full.gamma)
+    return log_q, slope
 
-    Bags with the same number of nodes but for a few go together: choosing rows has its price.
-    """
-    upto = 0
-    device = patches.mu.device
-    most = torch.ceil(nodes.many / TOGETHER) * TOGETHER
-    for last in most.unique().tolist():
-        bags = (most >= last).nonzero()[:, 0]
-        here = _Nodes(*(x[bags] for x in nodes))
-        if len(bags) == len(most):
-            some, rows = patches, torch.arange(len(patches.mu), device=device)
-        else:
-            some, rows = patches.some(most >= last)
-        for j in range(upto, int(last)):
-            yield j, some, here, rows, bags
-        upto = int(last)
 
-
-def _below_alone(patches: Patches, tau: Tensor, nodes: _Nodes) -> tuple[Tensor, Tensor]:
-    """log Q and d log Q / dmu in few steps; not a number where the plain formulas lose digits."""
+def _plain_slopes(patches: Patches, tau: Tensor) -> tuple[Nodes, Tensor, Tensor, Tensor]:
+    """Nodes, sums of their weights and of d log q / dmu, and in which bags these are right."""
     root = math.sqrt(0.5)
+    with torch.no_grad():
+        nodes = effect_nodes.find(patches.detach(), tau.detach(), all_below)
     total, hazard = torch.zeros_like(nodes.first), torch.zeros_like(patches.mu)
     at_zero, scale = patches.mu / patches.sigma * root, root / patches.sigma
-    for j, some, here, rows, bags in _walk(patches, nodes):
+    plain = True
+    for j, some, here, rows, bags in walk(patches, nodes):
         base, slope = (x if some is patches else x[rows] for x in (at_zero, scale))
         s = (here.first + j) * here.step
         z = torch.addcmul(base, s.index_select(0, some.row), slope)
@@ -267,19 +274,18 @@ def _below_alone(patches: Patches, tau: Tensor, nodes: _Nodes) -> tuple[Tensor, 
         weight = torch.exp(log_q - s.square() / (2 * tau.square()) - here.top)
         h = z.square().neg().exp() / upper * weight.index_select(0, some.row)
         total, hazard = _add(total, weight, bags), _add(hazard, h, rows)
-        if float(z.detach().max()) > root * PLAIN:
-            total = total + math.nan
+        plain = float(z.detach().max()) <= root * PLAIN
+        if not plain:
             break
-    total = total + _before(tau, nodes)[0]
     # h = phi / (1 - Phi), but for sqrt(2 / pi)
-    mean = hazard / total.index_select(0, patches.row)
-    return _log_total(tau, nodes, total), -math.sqrt(2 / math.pi) * mean / patches.sigma
+    slope = -math.sqrt(2 / math.pi) * hazard / patches.sigma
+    return nodes, total, slope, torch.full_like(total, plain, dtype=torch.bool)
 
 
 def _averages(
     patches: Patches,
     tau: Tensor,
-    nodes: _Nodes,
+    nodes: Nodes,
     by_bag: list[Tensor],
     by_row: list[Tensor],
 ) -> _Found:
@@ -299,7 +305,7 @@ def _averages(
     return _Found(mean, gamma, curvature, factors, log_z, effect, square, by_log_tau)
 
 
-def _log_total(tau: Tensor, nodes: _Nodes, total: Tensor) -> Tensor:
+def _log_total(tau: Tensor, nodes: Nodes, total: Tensor) -> Tensor:
     """log Z from the sum of exp(-s^2 / (2 tau^2)) z(s) in the nodes' unit."""
     # N(s; 0, tau^2) ds; on the lattice the density sums to 1 + 2 exp(-2 (pi tau / h)^2)
     density = 1 + 2 * torch.exp(-2 * (math.pi * tau / nodes.step).square())
@@ -322,7 +328,7 @@ def _factors(moment: Tensor, by_row: Tensor, row: Tensor) -> Tensor:
     return (inverse[row] @ by_row[..., None])[..., 0]
 
 
-def _before(tau: Tensor, nodes: _Nodes) -> tuple[Tensor, Tensor, Tensor]:
+def _before(tau: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of 1, s and s^2 over the lattice before the first node, where z = 1, in its unit.
 
     The integral to the midpoint before the first node, with Euler and Maclaurin's corrections:
@@ -343,66 +349,3 @@ def _before(tau: Tensor, nodes: _Nodes) -> tuple[Tensor, Tensor, Tensor]:
     )
     zero, one, two = (torch.where(nodes.certain, x / d, 0.0) for x in sums)
     return zero, one * tau, two * tau.square()
-
-
-def _nodes(patches: Patches, tau: Tensor, given: At) -> _Nodes:
-    """The part of the lattice that counts, around the mode of the integrand."""
-    mode, width, at = _mode(patches, tau, given)
-    top = at.log_z - (mode / tau).square() / 2
-    reach = math.sqrt(2 * DROP)
-    start, end = mode - tau * reach, mode + tau * reach
-    least = -segment_max(-patches.sigma, patches.offsets)
-    # a product of n tails falls from one to zero within sigma / (1 + .43 log n) at least
-    narrow = least / (1 + 0.43 * patches.offsets.diff().log())
-    sure = torch.full_like(mode, -math.inf)
-    if given is all_below:
-        # log q is concave and bends the more the larger s: the integrand falls off faster than
-        # N(mode, width^2) on the right, than N(mode, tau^2) on the left
-        end = mode + width * reach
-        narrow = torch.maximum(narrow, torch.minimum(_fall(patches, mode, end, at), least))
-        # every t < ONE before
-        sure = -segment_max(patches.mu - ONE * patches.sigma, patches.offsets)
-    finest = torch.minimum(width, (tau**-2 + narrow**-2).rsqrt())
-    step = torch.exp2(torch.floor(LEVELS * torch.log2(STEP * finest)) / LEVELS)
-    certain = (sure > start) & (step < SMOOTH * tau)
-    first = torch.ceil(torch.where(certain, torch.minimum(sure, mode), start) / step)
-    count = torch.floor(end / step) - first + 1
-    return _Nodes(first, count, step, mode, width, top, certain)
-
-
-def _fall(patches: Patches, mode: Tensor, end: Tensor, at: Given) -> Tensor:
-    """Within which distance q falls from one to zero: q' / q'' about where log q = -1.
-
-    That place is found as if -log q were exponential from the mode on.
-    """
-    slope = at.slope.abs().clamp(min=1e-300)
-    further = slope / at.bend.abs().clamp(min=1e-300) * -torch.log(-at.log_z.clamp(max=-1e-300))
-    there = all_below(patches, torch.minimum(mode + further.clamp(min=0.0), end))
-    return 0.75 * there.slope.abs() / there.bend.abs().clamp(min=1e-300)
-
-
-def _mode(patches: Patches, tau: Tensor, given: At) -> tuple[Tensor, Tensor, Given]:
-    """Where log N(s; 0, tau^2) + log z(s) is largest, its width there, and the bags there.
-
-    There s = tau^2 d log z / ds. The right side falls with s, so that |s| lies between zero and
-    what it is at zero. Newton's steps on the logarithms of both sides, as the right side may be
-    all but exponential; a tenth of the width is near enough.
-    """
-    at = given(patches, patches.mu.new_zeros(len(patches.offsets) - 1))
-    sign, high = at.slope.sign(), tau.square() * at.slope.abs()
-    low, size = torch.zeros_like(high), high / (1 - tau.square() * at.bend)
-    for _ in range(SEARCH):
-        at = given(patches, sign * size)
-        slope = at.slope.abs().clamp(min=1e-300)
-        width = (tau**-2 - at.bend).rsqrt()
-        goal = tau.square() * slope
-        low, high = torch.where(goal > size, size, low), torch.where(goal > size, high, size)
-        # log goal - log size = 0 in log size
-        ratio = (size * at.bend / slope).abs()
-        new = size * torch.exp((goal / size.clamp(min=1e-300)).log() / (1 + ratio))
-        new = torch.where((new > low) & (new < high), new, (low + high) / 2)
-        done = (new - size).abs() < 0.1 * width
-        if bool(done.all()):
-            break
-        size = torch.where(done, size, new)  # a bag's mode does not depend on the others
-    return sign * size, width, at

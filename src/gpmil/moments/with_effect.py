@@ -41,9 +41,11 @@ class PatchesWithEffect(Likelihood):
         """gamma, log Z, and A = -diag(curvature) + gamma gamma' - sign F F'."""
         m = self.moments(mu)
         right = torch.cat([m.gamma[:, None], m.factors], 1)
-        sign = m.sign.index_select(0, self.group.row)[:, None]
-        left = torch.cat([m.gamma[:, None], -sign * m.factors], 1)
-        return m.gamma, m.log_z.sum(), LowRank(-m.curvature, left, right, self.group.offsets)
+        signs = -m.sign[:, None].expand(-1, right.shape[1]).to(right.dtype)
+        signs = torch.cat([torch.ones_like(signs[:, :1]), signs[:, 1:]], 1)
+        left = signs.index_select(0, self.group.row) * right
+        A = LowRank(-m.curvature, left, right, self.group.offsets, signs)
+        return m.gamma, m.log_z.sum(), A
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ]:
         """E[m] and log Z."""

@@ -1,0 +1,271 @@
+"""Sums over the values of a slide effect, bag by bag: the twin of slide_effect.py's, compiled.
+
+A bag is finished before the next one is begun, so that its patches stay in the cache while the
+effect goes through its nodes. With t = (mu + s) / sigma, the hazard h, G = sum_i h_i / sigma_i and
+C = sum_i h_i (h_i - t_i) / sigma_i^2, both kinds of bags have one form:
+
+    d log z / dmu = f h / sigma,   f = -1 for z = q,  f = r = q / (1 - q) for z = 1 - q
+    d log z / ds = f G,   d2 log z / ds2 = f C  or  r C - r G^2 / (1 - q)
+
+Bags in which h - t loses its digits, or 1 - q underflows, are not served.
+"""
+
+import math
+from typing import no_type_check
+
+import numpy as np
+from numba import njit
+
+from gpmil.fast.passes import DOUBTFUL
+from gpmil.fast.tails import ANY_ORDER, FUSED, LARGEST, ROOT_HALF, below, tail
+
+TOGETHER = 128  # numbers multiplied before a logarithm is taken of them: .0078^128 = 1e-270
+ROOT_2 = 1 / ROOT_HALF
+LEAST = 1e-300  # what is divided by
+UNDERFLOW = -600.0  # log of the integrand's peak from which on what underflows beside it counts
+LIMIT = 700.0  # z = t / sqrt 2 from which h - t loses more than half of its digits
+MOST = 1e6  # nodes
+
+
+# --- A bag at one s -------------------------------------------------------------------------------
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def _some(bag, s, start, stop):
+    """z = t / sqrt 2 and h of some patches; what they add to log q, G and C."""
+    mu, inverse, z, h = bag  # inverse: 1 / (sigma sqrt 2)
+    product, squares, G, C = 1.0, 0.0, 0.0, 0.0
+    for i in range(start, stop):
+        x = (mu[i] + s) * inverse[i]
+        upper, hazard = tail(x)
+        z[i], h[i] = x, hazard
+        product *= upper
+        squares += max(x, 0.0) ** 2
+        g = hazard * inverse[i]
+        G += g
+        C += g * (hazard - ROOT_2 * x) * inverse[i]
+    return math.log(product) - squares, ROOT_2 * G, 2 * C
+
+
+@njit(error_model="numpy")
+@no_type_check
+def _beyond(bag):
+    """What log q, G and C lack where z > LARGEST; h is set right there. And the largest z."""
+    _, inverse, z, h = bag
+    log_q, G, C = 0.0, 0.0, 0.0
+    for i in range(len(z)):
+        if z[i] > LARGEST:
+            t, before = ROOT_2 * z[i], h[i]
+            s = 1 / (t * t)
+            # h(t) - t = 1/t - 2/t^3 + 10/t^5 - ...
+            h[i] = t + (1 + s * (-2 + s * (10 + s * (-74 + s * 706)))) / t
+            log_q += math.log(before / h[i])
+            G += (h[i] - before) * inverse[i]
+            C += (h[i] * (h[i] - t) - before * (before - t)) * inverse[i] ** 2
+    return log_q, ROOT_2 * G, 2 * C, z.max()
+
+
+@njit(fastmath=ANY_ORDER, error_model="numpy")
+@no_type_check
+def _log_q_near_one(z):
+    """log q where it is nearly 0: the sum keeps all digits of 1 - q."""
+    total = 0.0
+    for i in range(len(z)):
+        u = below(z[i])
+        # -log(1 - u), u < 1e-3
+        total += u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u / 5))))
+    return -total
+
+
+@njit(error_model="numpy")
+@no_type_check
+def _given(bag, s, rare):
+    """log z(s), f, G and d2 log z / ds2, and whether all is within range; `rare`: z = 1 - q."""
+    log_q, G, C = 0.0, 0.0, 0.0
+    n = len(bag[0])
+    for start in range(0, n, TOGETHER):
+        more = _some(bag, s, start, min(start + TOGETHER, n))
+        log_q += more[0]
+        G += more[1]
+        C += more[2]
+    if not rare:
+        top = LARGEST
+        if not log_q > -(LARGEST**2):  # one z beyond makes it less
+            missing, more_G, more_C, top = _beyond(bag)
+            log_q, G, C = log_q + missing, G + more_G, C + more_C
+        return log_q, -1.0, G, -C, top < LIMIT
+    if log_q > DOUBTFUL:
+        log_q = _log_q_near_one(bag[2])
+    p = -math.expm1(log_q)
+    r = math.exp(log_q) / p
+    return math.log(p), r, G, r * C - r * G * G / p, p > LEAST
+
+
+# --- Which nodes ----------------------------------------------------------------------------------
+@njit(error_model="numpy")
+@no_type_check
+def _mode(bag, tau, rare, most):
+    """The mode of the integrand, its width, and the bag there: log z, its two derivatives in s."""
+    square = tau * tau
+    log_z, f, G, bend, fine = _given(bag, 0.0, rare)
+    slope, width = f * G, tau
+    sign = 0.0 if slope == 0 else math.copysign(1.0, slope)
+    low, high = 0.0, square * abs(slope)
+    size = high / (1 - square * bend)
+    for _ in range(most):
+        log_z, f, G, bend, within = _given(bag, sign * size, rare)
+        fine = fine and within
+        slope = max(abs(f * G), LEAST)
+        width = 1 / math.sqrt(1 / square - bend)
+        goal = square * slope
+        if goal > size:
+            low = size
+        else:
+            high = size
+        ratio = abs(size * bend / slope)
+        new = size * math.exp(math.log(goal / max(size, LEAST)) / (1 + ratio))
+        if not (low < new < high):
+            new = (low + high) / 2
+        if not fine or abs(new - size) < 0.1 * width:
+            break
+        size = new
+    return sign * size, width, log_z, slope, bend, fine
+
+
+@njit(error_model="numpy")
+@no_type_check
+def _fall(bag, mode, end, log_z, slope, bend):
+    """Within which distance q falls from one to zero, and whether all is within range."""
+    further = slope / max(abs(bend), LEAST) * -math.log(max(-log_z, LEAST))
+    _, _, G, bend, fine = _given(bag, min(mode + max(further, 0.0), end), False)
+    return 0.75 * G / max(abs(bend), LEAST), fine
+
+
+@njit(error_model="numpy")
+@no_type_check
+def _nodes(bag, sigma, tau, rule, rare):
+    """first, many, step, mode, width, top, certain as slide_effect.py has them; all in range."""
+    finest, levels, drop, one, smooth, search, together = rule
+    mode, width, log_z, slope, bend, fine = _mode(bag, tau, rare, int(search))
+    reach = math.sqrt(2 * drop)
+    start, end = mode - tau * reach, mode + tau * reach
+    least, sure = math.inf, -math.inf
+    for i in range(len(sigma)):
+        least = min(least, sigma[i])
+        sure = max(sure, bag[0][i] - one * sigma[i])
+    narrow = least / (1 + 0.43 * math.log(len(sigma)))
+    sure = -math.inf if rare else -sure
+    if not rare:
+        end = mode + width * reach
+        fall, within = _fall(bag, mode, end, log_z, slope, bend)
+        narrow, fine = max(narrow, min(fall, least)), fine and within
+    finest *= min(width, 1 / math.sqrt(tau**-2 + narrow**-2))
+    step = 2 ** (np.floor(levels * math.log2(finest)) / levels)
+    certain = sure > start and step < smooth * tau
+    first = np.ceil((min(sure, mode) if certain else start) / step)
+    many = np.ceil((np.floor(end / step) - first + 1) / together) * together
+    top = log_z - (mode / tau) ** 2 / 2
+    nodes = (first, many, step, mode, width, top, 1.0 if certain else 0.0)
+    return nodes, fine and 0 < many < MOST
+
+
+# --- Sums -----------------------------------------------------------------------------------------
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _add_slope(h, weight, pulled):
+    """What one node adds to d log z / dmu, but for 1 / sigma."""
+    for i in range(len(h)):
+        pulled[i] += weight * h[i]
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _add_all(z, h, f, weights, rows):
+    """What one node adds per patch, but for powers of sigma."""
+    pulled, curved, mean, low, bent = rows
+    w, w0, w1 = weights
+    for i in range(len(h)):
+        gap, pull = h[i] - ROOT_2 * z[i], f * h[i]
+        pulled[i] += w * pull
+        curved[i] += w * pull * gap
+        mean[i] -= w * gap
+        low[i] += w0 * pull
+        bent[i] += w1 * pull
+
+
+@njit(error_model="numpy")
+@no_type_check
+def _over_nodes(bag, tau, at, rare, full, total, rows):
+    """The sums of one bag over its nodes; whether all was within range."""
+    first, many, step, mode, width, top, _ = at
+    for j in range(int(many)):
+        s = (first + j) * step
+        log_z, f, G, _, within = _given(bag, s, rare)
+        if not within and (not rare or top < UNDERFLOW):
+            return False
+        if not within:
+            continue  # next to nothing beside the peak
+        weight = math.exp(log_z - (s / tau) ** 2 / 2 - top)
+        total[0] += weight
+        if not full:
+            _add_slope(bag[3], weight * f, rows[0])
+            continue
+        x, heavy = (s - mode) / width, weight * abs(f) * G * G
+        total[1] += weight * s
+        total[2] += weight * s * s
+        total[3] += weight * s * f * G
+        total[4] += heavy
+        total[5] += heavy * x
+        total[6] += heavy * x * x
+        _add_all(bag[2], bag[3], f, (weight, weight * G, weight * G * x), rows)
+    return True
+
+
+@njit(error_model="numpy")
+@no_type_check
+def _keep(mu, sigma, rare, full, total, rows, start, by_row):
+    """Sums per patch with their powers of sigma."""
+    pulled, curved, mean, low, bent = rows
+    for i in range(len(mu)):
+        by_row[0, start + i] = pulled[i] / sigma[i]
+        if full:
+            by_row[1, start + i] = curved[i] / sigma[i] ** 2
+            # E[m] = -sigma (h - t) for m < 0, else mu + sigma^2 gamma + E[s]
+            plain = mu[i] * total[0] + sigma[i] * pulled[i] + total[1]
+            by_row[2, start + i] = plain if rare else sigma[i] * mean[i]
+            by_row[3, start + i] = low[i] / sigma[i]
+            by_row[4, start + i] = bent[i] / sigma[i]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+@no_type_check
+def sums(mu, sigma, offsets, tau, rule, rare, full):
+    """Nodes, sums per bag and per patch, and which bags are served.
+
+    `rule` is what the nodes follow; `rare`: of 1 - q instead of q; not `full`: only what the
+    gradient needs. Bags that are not served have a sum of one and nothing else.
+    """
+    bags, longest = len(offsets) - 1, 0
+    for b in range(bags):
+        longest = max(longest, offsets[b + 1] - offsets[b])
+    inverse, z, h = np.empty(longest), np.empty(longest), np.empty(longest)
+    r0, r1, r2, r3, r4 = np.empty((5, longest))
+    nodes, by_bag = np.ones((7, bags)), np.zeros((7, bags))
+    by_row, served = np.zeros((5 if full else 1, len(mu))), np.zeros(bags, np.bool_)
+    for b in range(bags):
+        start, stop = offsets[b], offsets[b + 1]
+        n, own, total = stop - start, sigma[start:stop], np.zeros(7)
+        for i in range(n):
+            inverse[i] = ROOT_HALF / own[i]
+        bag = (mu[start:stop], inverse[:n], z[:n], h[:n])
+        rows = (r0[:n], r1[:n], r2[:n], r3[:n], r4[:n])
+        for row in rows:
+            row[:] = 0
+        at, fine = _nodes(bag, own, tau, rule, rare)
+        served[b] = fine and _over_nodes(bag, tau, at, rare, full, total, rows)
+        if served[b]:
+            for k in range(7):
+                nodes[k, b], by_bag[k, b] = at[k], total[k]
+            _keep(bag[0], own, rare, full, total, rows, start, by_row)
+        else:
+            by_bag[0, b] = 1
+    return nodes, by_bag, by_row, served
