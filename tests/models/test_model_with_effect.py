@@ -162,11 +162,11 @@ def test_large_slides_know_the_effect(model, cohort, monkeypatch):
 
 def test_the_effect_is_no_part_of_what_more_bags_could_tell(model, cohort):
     # P(y = 1 | u) averages over the effect: draws of u and their expansion agree
-    few = cohort[:6]
+    few = cohort[:3]
     low, high = model.predict_interval(few, level=0.8)
-    drawn_low, drawn_high = model.predict_interval(few, level=0.8, n_draws=400)
-    np.testing.assert_allclose(low, drawn_low, atol=0.06)
-    np.testing.assert_allclose(high, drawn_high, atol=0.06)
+    drawn_low, drawn_high = model.predict_interval(few, level=0.8, n_draws=150)
+    np.testing.assert_allclose(low, drawn_low, atol=0.08)
+    np.testing.assert_allclose(high, drawn_high, atol=0.08)
 
 
 # --- Leaving bags out, and learning ---------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_the_gradient_of_the_score_is_that_of_its_values(cohort, inducing):
 
 def test_a_learned_effect_is_kept(cohort):
     model = gpmil.VGPMILPRI(
-        slide_effect="auto", n_inducing=12, tuning_budget=20, random_state=0
+        slide_effect="auto", n_inducing=12, tuning_budget=8, random_state=0
     ).fit(cohort)
     assert 0.01 <= model.slide_effect_ <= 10
     assert {"slide_effect", "score"} <= set(model.tuning_trace_[0])
