@@ -31,9 +31,10 @@ import joblib
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.spatial.distance import cdist
+from sklearn.isotonic import IsotonicRegression
 
 from gpmil import VGPMILPRI, Bags, simulate
-from gpmil.decide.calibration import SlideCalibrator
+from gpmil.decide.calibration import SlideCalibrator, platt_targets
 from gpmil.decide.marks import ConformalReference, benjamini_hochberg, p_values
 from gpmil.decide.metrics import calibration_error
 from gpmil.models.base import log_odds
@@ -357,7 +358,9 @@ def slides_cohort(case: Slides, seed: int) -> dict[str, float]:
     fitted = VGPMILPRI(**SETTINGS | case.settings | {"calibrated": True}).fit(train)
     odds = log_odds(fitted.log_proba_negative(fresh)[0])
     cross: Any = fitted.cross_fit_
-    steps = SlideCalibrator.fit(cross.log_odds, cross.labels, "isotonic")
+    steps = IsotonicRegression(out_of_bounds="clip").fit(
+        cross.log_odds, platt_targets(cross.labels)
+    )
     each = {
         "raw": SlideCalibrator().predict(odds),  # slope 1, intercept 0
         "sigmoid": cross.calibrator.predict(odds),

@@ -560,7 +560,7 @@ def test_a_damaged_cross_fit(name, change, flagged, tmp_path):
     "changed",
     [
         {"slope": -1.0}, {"slope": None}, {"intercept": float("inf")}, {"method": "magic"},
-        {"method": "isotonic"}, {"method": "isotonic", "knots": [0.0], "values": [2.0]},
+        {"method": "isotonic"}, {"method": "sigmoid", "knots": [0.0], "values": [2.0]},
         {"more": 1},
     ],
     ids=str,
@@ -572,6 +572,14 @@ def test_a_damaged_calibrator(changed, flagged, tmp_path):
     refused(tmp_path / "model", "calibrator")
     persistence.write(tmp_path / "model", arrays, card | {"calibrator": None})
     refused(tmp_path / "model", "calibrator", "as settings say")
+
+
+def test_a_calibrator_of_an_earlier_version(flagged, tmp_path):
+    arrays, card = persistence.read(flagged)
+    card["calibrator"] |= {"method": "sigmoid", "knots": [], "values": []}
+    persistence.write(tmp_path / "old", arrays, card)
+    expected = gpmil.load(flagged).cross_fit_.calibrator
+    assert gpmil.load(tmp_path / "old").cross_fit_.calibrator == expected
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,12 @@
 `data.folds`), to probabilities that hold on slides like those of the cohort.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from logging import getLogger
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import expit, logit
-from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from gpmil.data.checks import listed
@@ -26,59 +24,35 @@ NEEDED = 5  # bags of each class, to calibrate slides
 class SlideCalibrator:
     """From a model's log odds of a positive slide to a calibrated probability; never falling.
 
-    "sigmoid": expit(slope x + intercept), two numbers, right for small cohorts. "isotonic": steps
-    through (knots, values), free in shape, for several hundred slides; ties what it joins.
+    expit(slope x + intercept): two numbers, right for small cohorts.
     """
 
-    method: str = "sigmoid"
     slope: float = 1.0
     intercept: float = 0.0
-    knots: tuple[float, ...] = ()
-    values: tuple[float, ...] = ()
 
     @classmethod
     def fit(
-        cls,
-        log_odds: Float[np.ndarray, " B"],
-        labels: Int[np.ndarray, " B"],
-        method: str = "sigmoid",
+        cls, log_odds: Float[np.ndarray, " B"], labels: Int[np.ndarray, " B"]
     ) -> "SlideCalibrator":
         """From out-of-fold log odds and the labels of the same bags."""
-        if method not in ("sigmoid", "isotonic"):
-            raise ValueError(f"method: expected 'sigmoid' or 'isotonic', found {method!r}.")
         x = np.asarray(log_odds, dtype=float)
-        targets = _platt_targets(zero_one(labels, len(x)))
+        targets = platt_targets(zero_one(labels, len(x)))
         if not np.isfinite(x).all():
             odd = x[~np.isfinite(x)].tolist()
             raise ValueError(f"log_odds: expected finite numbers, found {listed(odd)}.")
-        if method == "sigmoid":
-            return cls(method, *_sigmoid(x, targets))
-        steps = IsotonicRegression(increasing=True).fit(x, targets)
-        knots, values = steps.X_thresholds_.tolist(), steps.y_thresholds_.tolist()
-        return cls(method, knots=tuple(knots), values=tuple(values))
+        return cls(*_sigmoid(x, targets))
 
     def predict(self, log_odds: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
         """P(y = 1); never exactly 0 or 1."""
         x = np.asarray(log_odds, dtype=float)
         refuse_nan(x, "log_odds")
-        if self.method == "isotonic":
-            return np.interp(x, self.knots, self.values)
         x = np.clip(x, -np.finfo(float).max, np.finfo(float).max)
         with np.errstate(over="ignore"):
             p = expit(self.slope * x + self.intercept)
         return np.clip(p, np.finfo(float).tiny, np.nextafter(1.0, 0.0))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
-        return asdict(self) | {"knots": list(self.knots), "values": list(self.values)}
 
-    @classmethod
-    def from_dict(cls, card: dict[str, Any]) -> "SlideCalibrator":
-        """What `to_dict` gave."""
-        return cls(**card | {"knots": tuple(card["knots"]), "values": tuple(card["values"])})
-
-
-def _platt_targets(labels: np.ndarray) -> Float[np.ndarray, " B"]:
+def platt_targets(labels: np.ndarray) -> Float[np.ndarray, " B"]:
     """(n1 + 1) / (n1 + 2) for positives, 1 / (n0 + 2) for negatives (Platt 1999).
 
     They keep the slope finite where the classes separate, and probabilities off 0 and 1.

@@ -169,10 +169,12 @@ def type_shown(value: Any) -> str:
     return f"{value!r:.40} ({type(value).__name__})"
 
 
-def check_numbers(fitted: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
-    """Insist on every number that a fit leaves."""
+def check_numbers(
+    found: Mapping[str, Any], checks: Mapping[str, Check], part: str = "fitted"
+) -> None:
+    """Insist on every number of a part of the card."""
     for name, check in checks.items():
-        as_damage("fitted", partial(check, name, entry(fitted, name)))
+        as_damage(part, partial(check, name, entry(found, name, f"{CARD}: {part}")))
 
 
 def as_damage(part: str, check: Callable[[], None]) -> None:

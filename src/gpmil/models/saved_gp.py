@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,11 @@ CROSS_FIT: saved_checks.Expected = {
     "reference.offsets": Array(("folds + 1",), "whole"),
     "reference.bag": Array(("n",), "whole"),
 }
+CALIBRATOR: dict[str, saved_checks.Check] = {
+    "slope": partial(number, least=0),
+    "intercept": number,
+}
+STEPS: tuple[tuple[str, Any], ...] = (("method", "sigmoid"), ("knots", []), ("values", []))
 
 
 class SavedGP(SparseGPModel):
@@ -85,7 +91,7 @@ class SavedGP(SparseGPModel):
             arrays |= {f"fold{k}.{name}": a for name, a in own.items()}
             card["folds"].append(own_card)
         if self.cross_fit_.calibrator is not None:
-            card["calibrator"] = self.cross_fit_.calibrator.to_dict()
+            card["calibrator"] = asdict(self.cross_fit_.calibrator)
         return arrays | self.cross_fit_.arrays(), card
 
     @classmethod
@@ -205,26 +211,8 @@ def _calibrator(card: Any) -> SlideCalibrator | None:
     if not isinstance(card, dict):
         found = saved_checks.type_shown(card)
         raise Damaged(f"{CARD}: calibrator: expected names with values, found {found}")
+    # earlier versions knew of steps as well, and no model had any
+    card = {k: v for k, v in card.items() if (k, v) not in STEPS}
     saved_checks.check_known("calibrator", card, vars(SlideCalibrator()), "a calibrator")
-    for name in vars(SlideCalibrator()):
-        saved_checks.entry(card, name, f"{CARD}: calibrator")
-    saved_checks.as_damage("calibrator", partial(_check_calibrator, card))
-    return SlideCalibrator.from_dict(card)
-
-
-def _check_calibrator(card: dict[str, Any]) -> None:
-    one_of("method", card["method"], ("sigmoid", "isotonic"))
-    number("slope", card["slope"], least=0)
-    number("intercept", card["intercept"])
-    for name in ("knots", "values"):
-        if not isinstance(card[name], list):
-            raise ValueError(f"{name} must be a list of numbers, got {card[name]!r:.40}.")
-        for value in card[name]:
-            number(name, value)
-    if len(card["knots"]) != len(card["values"]):
-        raise ValueError("knots and values must be equally many.")
-    if card["method"] == "isotonic" and not card["knots"]:
-        raise ValueError("knots must not be empty.")
-    rises = all((np.diff(card[name]) >= 0).all() for name in ("knots", "values"))
-    if not rises or not all(0 <= v <= 1 for v in card["values"]):
-        raise ValueError("knots and values must not fall, and values lie between 0 and 1.")
+    saved_checks.check_numbers(card, CALIBRATOR, "calibrator")
+    return SlideCalibrator(**card)
