@@ -250,6 +250,15 @@ def test_a_card_without_its_effect_is_damaged(bad, model, tmp_path):
         gpmil.load(tmp_path / "m")
 
 
+@pytest.mark.parametrize("model_class", [gpmil.VGPMIL, gpmil.VGPMILPR])
+def test_a_number_of_many_digits_in_a_card_is_a_float(model_class, cohort, tmp_path):
+    fixed = {"variance": 1.0, "lengthscale": 2.0, "mean": 0.0}
+    arrays, card = model_class(**fixed, n_inducing=5, random_state=0).fit(cohort)._saved()
+    card["fitted"]["mean_"] = -(10**30)
+    persistence.write(tmp_path / "m", arrays, card)
+    assert gpmil.load(tmp_path / "m").predict_proba(cohort)[:, 1].max() < 1e-6
+
+
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), "much", None])
 def test_effects_that_cannot_be_are_refused(bad, cohort):
     with pytest.raises(ValueError, match="slide_effect"):

@@ -109,6 +109,9 @@ class SavedGP(SparseGPModel):
     def _restore(self, arrays: Arrays, card: Card, sizes: saved_checks.Symbols) -> None:
         self.kernel_ = copy.deepcopy(self.kernel)
         named = isinstance(self.kernel_, str)
+        for name in ("variance_", "lengthscale_", "mean_", "coupling_", "slide_effect_"):
+            if getattr(self, name, None) is not None:  # torch takes no int of more than 64 bits
+                setattr(self, name, float(getattr(self, name)))
         saved_checks.check_arrays(arrays, KERNEL_VALUES, sizes)
         for name in ("variance_", "lengthscale_"):
             if (getattr(self, name) is None) == named:
