@@ -23,6 +23,7 @@ from gpmil.models.sparse import SparseGPModel
 from gpmil.process.kernels import KERNELS
 
 CPU = torch.device("cpu")
+LARGEST = 1e100  # of a setting: its square is still a number
 AGREEMENT = 1e-3  # of the largest number: another machine factors a stiff kernel a little otherwise
 
 KERNEL_VALUES = {"kernel_values": Array(("M",), "finite", optional=True)}
@@ -112,6 +113,8 @@ class SavedGP(SparseGPModel):
         for name in ("variance_", "lengthscale_", "mean_", "coupling_", "slide_effect_"):
             if getattr(self, name, None) is not None:  # torch takes no int of more than 64 bits
                 setattr(self, name, float(getattr(self, name)))
+                if abs(getattr(self, name)) > LARGEST:
+                    raise Damaged(f"{CARD}: {name}: expected numbers up to {LARGEST:g}")
         saved_checks.check_arrays(arrays, KERNEL_VALUES, sizes)
         for name in ("variance_", "lengthscale_"):
             if (getattr(self, name) is None) == named:
