@@ -259,6 +259,15 @@ def test_a_number_of_many_digits_in_a_card_is_a_float(model_class, cohort, tmp_p
     assert gpmil.load(tmp_path / "m").predict_proba(cohort)[:, 1].max() < 1e-6
 
 
+def test_a_length_whose_square_is_no_number_is_damage(cohort, tmp_path):
+    fixed = {"kernel": "linear", "variance": 1.0, "mean": 0.0}
+    arrays, card = gpmil.VGPMIL(**fixed, n_inducing=5, random_state=0).fit(cohort)._saved()
+    card["fitted"]["lengthscale_"] = 1e200
+    persistence.write(tmp_path / "m", arrays, card)
+    with pytest.raises(ValueError, match="lengthscale_: expected numbers up to 1e"):
+        gpmil.load(tmp_path / "m")
+
+
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), "much", None])
 def test_effects_that_cannot_be_are_refused(bad, cohort):
     with pytest.raises(ValueError, match="slide_effect"):

@@ -27,7 +27,7 @@ from gpmil.coupling.operator import Dense
 from gpmil.moments import orthant, with_effect
 from gpmil.moments.coupled import cut_slope
 from gpmil.moments.independent import IndependentPatches
-from gpmil.moments.likelihood import Group, downdate
+from gpmil.moments.likelihood import Group, downdate, has_effect
 from gpmil.moments.truncated import log_not
 from gpmil.moments.with_effect import PatchesWithEffect
 from gpmil.process.sparse_gp import SparseGP
@@ -50,7 +50,7 @@ class Bag(NamedTuple):
     @property
     def given_f(self) -> Float[Tensor, "b p p"]:
         """Sigma + tau^2 11', the covariance of m given f."""
-        if isinstance(self.effect, float) and self.effect == 0:
+        if not has_effect(self.effect):
             return self.sigma
         return self.sigma + self.effect**2 * (self.mask[:, :, None] & self.mask[:, None, :])
 
@@ -68,7 +68,7 @@ def less_shared(
     W: Float[Tensor, "b p M"], mask: Bool[Tensor, "b p"], effect: float | Tensor
 ) -> Float[Tensor, "b p M"]:
     """(Sigma + tau^2 11')^-1 Sigma W = W - k 1 1'W, k = tau^2 / (1 + tau^2 n)."""
-    if isinstance(effect, float) and effect == 0:
+    if not has_effect(effect):
         return W
     share = downdate(effect, mask.sum(-1))[:, None, None]
     return W - share * mask[..., None] * W.sum(1, keepdim=True)

@@ -46,11 +46,16 @@ class Group:
     def unsmooth(self, x: Tensor) -> Tensor:
         """(Sigma + tau^2 11')^-1 x = P x - k 1 1'x, k = tau^2 / (1 + tau^2 n): P 1 = 1."""
         out = x if self.precision is None else self.precision.apply(x)
-        if isinstance(self.effect, float) and self.effect == 0:
+        if not has_effect(self.effect):
             return out
         totals = x.new_zeros(len(self.positive), *x.shape[1:]).index_add_(0, self.row, x)
         share = downdate(self.effect, self.offsets.diff())
         return out - (share.view(-1, *(1 for _ in x.shape[1:])) * totals)[self.row]
+
+
+def has_effect(effect: float | Float[Tensor, ""]) -> bool:
+    """Whether tau is there; a tensor is, whatever its value: its gradient is wanted."""
+    return isinstance(effect, Tensor) or effect != 0
 
 
 def downdate(effect: float | Float[Tensor, ""], sizes: Int[Tensor, " b"]) -> Float[Tensor, " b"]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gpmil.moments import slide_effect
 from gpmil.moments.independent import IndependentPatches
-from gpmil.moments.likelihood import Group, Likelihood, LogZ, LowRank
+from gpmil.moments.likelihood import Group, Likelihood, LogZ, LowRank, has_effect
 from gpmil.moments.slide_effect import EffectMoments
 
 JUMP = 1e-7  # of log Z of one bag, where another lattice of effects serves than before
@@ -14,8 +14,7 @@ JUMP = 1e-7  # of log Z of one bag, where another lattice of effects serves than
 
 def patches(group: Group) -> "IndependentPatches | PatchesWithEffect":
     """Independent patches, with the effect of their slide where there is one."""
-    without = isinstance(group.effect, float) and group.effect == 0
-    return IndependentPatches(group) if without else PatchesWithEffect(group)
+    return PatchesWithEffect(group) if has_effect(group.effect) else IndependentPatches(group)
 
 
 class PatchesWithEffect(Likelihood):
