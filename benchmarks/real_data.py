@@ -13,6 +13,7 @@ SETS = {
     "sicapv2": ("sicapv2_split3/sicapv2_split3.npz", 1024, {"flags": True}),
     "musk1": ("musk1/musk1.npz", None, {}),
     "elephant": ("elephant/elephant.npz", None, {}),
+    "glas": ("glas/glas_grid.npz", 1, {"n_components": 64}),
 }
 
 
@@ -24,9 +25,12 @@ def read(folder, name):
         rows = [np.flatnonzero(d["bag"] == b) for b in order]
         place = {}
         if step is not None:
-            xy = np.stack([d["x"], d["y"]], axis=1)
+            x, y = ("x", "y") if "x" in d else ("col", "row")
+            xy = np.stack([d[x], d[y]], axis=1).astype(float)
             place = {"coords": [xy[r] for r in rows], "step": step}
             place["instance_labels"] = [d["y_inst"][r] for r in rows]
+        if "patient" in d:
+            place["groups"] = d["patient"][order]
         return gpmil.Bags.from_arrays(
             [d["X"][r] for r in rows],
             labels=d["y_bag"][order],
