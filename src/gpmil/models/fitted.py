@@ -18,6 +18,7 @@ from gpmil.decide import calibration
 from gpmil.decide.marks import benjamini_hochberg
 from gpmil.decide.refer import ReferRule
 from gpmil.inference import leave_out
+from gpmil.models import with_context
 from gpmil.models.base import (
     InstancePredictions,
     Predictions,
@@ -26,7 +27,7 @@ from gpmil.models.base import (
 )
 from gpmil.models.checks import count, number, one_of, require_numbers, share
 from gpmil.models.saved_checks import Array, or_none, strength, trials
-from gpmil.models.saved_gp import SavedGP
+from gpmil.models.with_context import ContextGP
 from gpmil.moments import orthant
 from gpmil.moments.orthant import Expansion
 from gpmil.moments.orthant_large import LargeSlide, log_orthant_large
@@ -62,7 +63,7 @@ def _residual(
     gp: SparseGP, x: Float[torch.Tensor, "n d"], W: Float[torch.Tensor, "n M"]
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Float[torch.Tensor, " n"]]:
     """K - W W' in one bag: some of its rows when asked for, and its diagonal."""
-    diagonal = gp.kernel.diagonal(x) + gp.effect**2 - W.square().sum(1)
+    diagonal = gp.kernel.diagonal(x) + gp.shared - W.square().sum(1)
     return lambda i: gp.within(x[i], x) - W[i] @ W.mT, diagonal
 
 
@@ -131,17 +132,20 @@ def _dense_ends(
     return _ends_from_tails(expand, orthant.slope(mu, S, bag.mask, G), below)
 
 
-class FittedGP(SavedGP):
+class FittedGP(ContextGP):
     """What a model knows once it is fitted, and what it says of bags."""
 
-    ARRAYS = SavedGP.ARRAYS | {"evidence_trace_": Array(("steps",), "trace", optional=True)}
-    NUMBERS = SavedGP.NUMBERS | {
+    ARRAYS = ContextGP.ARRAYS | {"evidence_trace_": Array(("steps",), "trace", optional=True)}
+    NUMBERS = ContextGP.NUMBERS | {
         "coupling_": strength,
         "slide_effect_": partial(number, least=0),
         "loo_log_likelihood_": or_none(number),
         "tuning_trace_": or_none(trials),
     }
-    LATER: ClassVar[dict[str, Any]] = {"slide_effect_": 0.0}
+    LATER: ClassVar[dict[str, dict[str, Any]]] = {
+        "slide_effect": {"slide_effect_": 0.0},
+        "slide_context": with_context.WITHOUT,
+    }
 
     coupling_: float
     slide_effect_: float
@@ -182,7 +186,8 @@ class FittedGP(SavedGP):
             for part in parts(bags.adjacency, bags.offsets, self._predict_strength(bags), device):
                 rows = part.rows.cpu().numpy()
                 x = self._inputs(bags.features[rows], device)
-                mu, variance = marginal(predictor, part, x)
+                sizes = torch.from_numpy(bags.sizes[part.bags]).to(device)
+                mu, variance = marginal(predictor, part, x, sizes)
                 mean[rows], std[rows] = mu.cpu().numpy(), variance.sqrt().cpu().numpy()
         require_numbers(mean, std)
         # p(h_i = 1) = Phi(mu_i / sqrt(S_ii))
@@ -312,7 +317,7 @@ class FittedGP(SavedGP):
         """The same for one bag too large for dense matrices on the CPU."""
         (part,) = parts(bag.adjacency, bag.offsets, strength)
         x, gp = self._inputs(bag.features, CPU), predictor.gp
-        W = gp.whiten(x)
+        W = gp.whiten_bags(x)
         PG = self._posterior(CPU).shrink(W).mT
         mean, variance = torch.empty(len(x)).double(), torch.empty(len(x)).double()
         G, rows = torch.empty_like(PG), part.rows
@@ -364,7 +369,7 @@ class FittedGP(SavedGP):
             predictor = self._predictor(device)
             for part, x in self._dense(bags, ~large, strength, device):
                 rows = part.rows.cpu().numpy()
-                mu, S = joint(predictor, part.sigma, part.pad(x))
+                mu, S = joint(predictor, part.sigma, part.pad(x), part.mask)
                 require_numbers(mu, S)
                 found = orthant.log_orthant(mu, S, part.mask)
                 sd = S.diagonal(dim1=-2, dim2=-1).sqrt()
@@ -387,7 +392,7 @@ class FittedGP(SavedGP):
         mean[part.rows], variance[part.rows] = marginal(predictor, part, x[part.rows])
         require_numbers(mean, variance)
         gp, q = predictor.gp, self._posterior(CPU)
-        W = gp.whiten(x)
+        W = gp.whiten_bags(x)
         precision = sparse_precision(bag.adjacency, strength)
         result = log_orthant_large(mean, variance, precision, q.shrink(W).mT, *_residual(gp, x, W))
         std = variance.sqrt().numpy()
