@@ -15,6 +15,8 @@ import gpmil
 from gpmil.files import persistence
 from gpmil.inference import objective
 from gpmil.models import fitted, learning, with_context
+from gpmil.runs import predict
+from gpmil.runs.files import EVIDENCE
 
 COUPLING, MEAN, VARIANCE, LENGTH = 0.7, -0.4, 2.3, 1.8
 TAU, GAMMA, SLIDE_LENGTH = 0.6, 1.9, 2.7
@@ -400,3 +402,52 @@ def test_contexts_that_cannot_be_are_refused(name, bad, cohort):
 def test_what_knows_no_context_says_so(cohort):
     with pytest.raises(ValueError, match="slide_context"):
         pri(slide_context=0.5, optimize=("mean",)).fit(cohort)
+
+
+# --- Evidence of patches and of the slide ---------------------------------------------------------
+
+
+def test_evidence_adds_up_to_the_log_odds(model, cohort):
+    found = model.predict_evidence(cohort)
+    np.testing.assert_allclose(found.total, model.decision_function(cohort), rtol=0, atol=1e-9)
+    known = model.predict_evidence(cohort, log_proba_negative=model.log_proba_negative(cohort)[0])
+    np.testing.assert_array_equal(known.slide, found.slide)
+    assert np.abs(found.slide).max() > 0.1
+
+
+def test_evidence_of_patches_is_that_at_the_average_slide(model, cohort, dense):
+    found = model.predict_evidence(cohort)
+    w, M = model.whitened_mean_, len(model.inducing_points_)
+    g = np.array([W[0, M:] @ w[M:] for W in dense[0]])
+    assert model.slide_context_level_ == pytest.approx(g.mean(), abs=1e-6)
+    for b in range(3):
+        W, S = dense[0][b], dense[1][b]
+        K = oracle.kernel(cohort[b].features, cohort[b].features, "rbf", VARIANCE, LENGTH) + GAMMA
+        V = K - W @ W.T + W @ np.linalg.solve(model.whitened_precision_, W.T)
+        mu = MEAN + S @ W @ w - g[b] + g.mean()
+        C = S + S @ V @ S + TAU**2
+        p = multivariate_normal(np.zeros(len(mu)), C, allow_singular=True).cdf(-mu)
+        assert found.patches[b] == pytest.approx(np.log1p(-p) - np.log(p), abs=0.02)
+
+
+def test_large_slides_have_the_same_evidence(model, cohort, monkeypatch):
+    expected = model.predict_evidence(cohort)
+    monkeypatch.setattr(fitted, "LARGE", 0)
+    np.testing.assert_allclose(model.predict_evidence(cohort).slide, expected.slide, atol=0.02)
+
+
+def test_without_a_context_all_evidence_is_of_patches(cohort, inducing):
+    model = pri(**NUMBERS | {"slide_context": 0.0}, inducing=inducing).fit(cohort)
+    found = model.predict_evidence(cohort)
+    np.testing.assert_array_equal(found.slide, 0)
+    np.testing.assert_array_equal(found.patches, model.decision_function(cohort))
+
+
+def test_tables_of_runs_say_where_the_evidence_comes_from(model, cohort, inducing):
+    asked = predict.PredictionOptions()
+    rows, _ = predict.predict(model, cohort, asked, None)
+    split = model.predict_evidence(cohort)
+    np.testing.assert_allclose(rows["evidence_patches"], split.patches, atol=1e-12)
+    np.testing.assert_allclose(rows["evidence_slide"], split.slide, atol=1e-12)
+    plain = pri(**NUMBERS | {"slide_context": 0.0}, inducing=inducing).fit(cohort)
+    assert not set(EVIDENCE) & set(predict.predict(plain, cohort, asked, None)[0])

@@ -24,6 +24,7 @@ from gpmil.show.report import RESEARCH
 
 LEARNED = (
     *("coupling_", "slide_effect_", "variance_", "lengthscale_", "mean_"),
+    *("slide_context_", "slide_context_lengthscale_"),
     "loo_log_likelihood_",
 )
 SEEN = "These are the slides the model was fitted on: judge it by gpmil cv, or by other slides."

@@ -27,7 +27,7 @@ from gpmil.models.base import (
 )
 from gpmil.models.checks import count, number, one_of, require_numbers, share
 from gpmil.models.saved_checks import Array, or_none, strength, trials
-from gpmil.models.with_context import ContextGP
+from gpmil.models.with_context import ContextGP, SlideEvidence
 from gpmil.moments import orthant
 from gpmil.moments.orthant import Expansion
 from gpmil.moments.orthant_large import LargeSlide, log_orthant_large
@@ -201,6 +201,25 @@ class FittedGP(ContextGP):
         found = self._slides(self._check_predictable(bags), resolve_device(self.device))
         return found[0], found[1]
 
+    def predict_evidence(
+        self, bags, *, log_proba_negative: Float[np.ndarray, " B"] | None = None
+    ) -> SlideEvidence:
+        """How much of each bag's log odds comes from patches, and how much from the whole slide.
+
+        `patches` are the log odds that the bag would have if its slide context were that of the
+        average training slide, at the same variances; `slide` is the rest. Their sum is the log
+        odds before any calibration. A large `slide` may be stain or site as well as disease.
+        `log_proba_negative`, where it is known already, saves half of the work.
+        """
+        bags, device = self._check_predictable(bags), resolve_device(self.device)
+        log_p = log_proba_negative
+        total = log_odds(self._slides(bags, device)[0] if log_p is None else np.asarray(log_p))
+        if self.slide_context_ == 0:
+            return SlideEvidence(total, np.zeros(len(bags)))
+        alone = self._predictor(device).at_level(self.slide_context_level_)
+        patches = log_odds(self._slides(bags, device, alone)[0])
+        return SlideEvidence(patches, total - patches)
+
     def predict_all(
         self,
         bags,
@@ -359,14 +378,16 @@ class FittedGP(ContextGP):
                     log_p[s, part.bags] = found.log_p.cpu().numpy()
         return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
 
-    def _slides(self, bags: Bags, device: torch.device) -> tuple[np.ndarray, ...]:
+    def _slides(
+        self, bags: Bags, device: torch.device, predictor: Predictor | None = None
+    ) -> tuple[np.ndarray, ...]:
         """log P(all negative) and its error per bag; mean and deviation of m* per instance."""
         strength = self._predict_strength(bags)
         log_p, error = np.empty(len(bags)), np.empty(len(bags))
         mean, std = np.empty(bags.n_instances), np.empty(bags.n_instances)
         large = _too_large(bags, device)
         with torch.no_grad():
-            predictor = self._predictor(device)
+            predictor = predictor or self._predictor(device)
             for part, x in self._dense(bags, ~large, strength, device):
                 rows = part.rows.cpu().numpy()
                 mu, S = joint(predictor, part.sigma, part.pad(x), part.mask)

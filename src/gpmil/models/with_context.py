@@ -4,6 +4,7 @@ The process itself is in process/slide_context.py. It sees the columns of the in
 whatever lengths the columns have in the kernel of the patches.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,19 @@ WITHOUT: dict[str, Any] = {
     "slide_context_level_": 0.0,
 }
 OF_WEIGHTS = ("posterior_mean_", "posterior_covariance_", "whitened_mean_", "whitened_precision_")
+
+
+@dataclass(frozen=True)
+class SlideEvidence:
+    """Log odds of a positive slide, before calibration, by where the evidence comes from."""
+
+    patches: Float[np.ndarray, " B"]  # were the slide as a whole like the average training slide
+    slide: Float[np.ndarray, " B"]  # what the slide as a whole adds to that; 0 without a context
+
+    @property
+    def total(self) -> Float[np.ndarray, " B"]:
+        """Both together: the log odds of the model."""
+        return self.patches + self.slide
 
 
 class ContextGP(SavedGP):

@@ -10,7 +10,7 @@ and because Sigma 1 = 1 the covariance of m_b given f becomes Sigma_b + tau^2 11
 (slide_context.py) adds M_s entries to w and gamma_s to K inside a bag.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -134,6 +134,12 @@ class Predictor:
         assert self.gp.context is not None
         context = self.gp.context
         return context.kernel(context.frame(means)) @ self.columns[len(self.gp.L) :]
+
+    def at_level(self, level: float) -> "Predictor":
+        """The same where g has this mean in every slide; the variances stay."""
+        columns = self.columns.clone()
+        columns[len(self.gp.L) :, 0] = 0
+        return replace(self, c=self.c + level, columns=columns)
 
 
 def marginal(

@@ -23,6 +23,7 @@ CARD, FORMAT = "config.json", "gpmil-run"
 PREDICTIONS, LABELS, METRICS = "predictions.csv", "labels.csv", "metrics.json"
 PATCHES, ENDING = "patches", ".csv.gz"
 LEVEL = 0.9  # of the interval of a slide's probability
+EVIDENCE = ("evidence_patches", "evidence_slide")  # of models with a slide context
 NEEDED = ("slide", "patient", "probability", "log_odds", "decision", "label")
 GIVEN = ["slide", "label", "patient"]  # the columns of labels.csv
 FARTHEST = 1e10  # positions, whatever their unit: slides have some 1e5 pixels
@@ -66,6 +67,8 @@ SLIDE_COLUMNS = {
     "low": SHARE,
     "high": SHARE,
     "log_odds": Range(),  # of a certainty infinite
+    "evidence_patches": Range(),
+    "evidence_slide": Range(),
     "label": Range(only=(0, 1)),
 }
 PATCH_COLUMNS = {

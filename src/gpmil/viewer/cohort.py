@@ -23,6 +23,7 @@ from gpmil import __version__
 from gpmil.files import persistence
 from gpmil.files.foreign import BadFile, read_json
 from gpmil.runs.files import (
+    EVIDENCE,
     LEVEL,
     PREDICTIONS,
     coupling_folder,
@@ -35,7 +36,7 @@ from gpmil.show import slides
 
 logger = logging.getLogger("gpmil")
 
-NUMBERS = ("probability", "low", "high", "log_odds")
+NUMBERS = ("probability", "low", "high", "log_odds", *EVIDENCE)
 COUNTED = 64_000_000  # bytes of tables that are looked through to count their patches
 
 
