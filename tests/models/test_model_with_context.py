@@ -316,12 +316,16 @@ def test_columns_with_learned_weights(cohort):
     np.testing.assert_allclose(again.predict_proba(cohort), found.predict_proba(cohort), atol=1e-6)
 
 
-def test_folds_have_contexts_of_their_own(cohort):
+def test_folds_have_contexts_of_their_own(tmp_path):
     bags = small_cohort(seed=2, n_bags=16, sizes=(1, 6))
     found = pri(**NUMBERS, n_inducing=6, flags=True, n_folds=2, random_state=0).fit(bags)
     assert np.isfinite(found.predict_instances(bags).p_value).all()
     centers = [m.slide_context_center_ for m in (found, *found.cross_fit_.models)]
     assert len({tuple(c) for c in centers}) == 3
+    found.save(tmp_path / "m")
+    again = gpmil.load(tmp_path / "m")
+    p = [m.predict_instances(bags).p_value for m in (found, again)]
+    np.testing.assert_array_equal(*p)
 
 
 # --- Files and bad input --------------------------------------------------------------------------

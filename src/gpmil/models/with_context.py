@@ -37,6 +37,10 @@ WITHOUT: dict[str, Any] = {
     "slide_context_scale_": None,
     "slide_context_level_": 0.0,
 }
+PARTS = (
+    *("slide_context_lengthscale_", "slide_context_scale_"),
+    *("slide_context_center_", "slide_context_points_"),
+)
 OF_WEIGHTS = ("posterior_mean_", "posterior_covariance_", "whitened_mean_", "whitened_precision_")
 
 
@@ -142,10 +146,7 @@ class ContextGP(SavedGP):
 
     def _check_sizes(self, sizes: saved_checks.Symbols) -> None:
         """A context is there whole, and q(u) has its entries, or it is not there at all."""
-        parts = {name: getattr(self, name) is not None for name in (*WITHOUT, *self._ARRAYS_OF)}
-        parts["slide_context_"] = self.slide_context_ > 0
-        del parts["slide_context_level_"]
-        odd = sorted(name for name, found in parts.items() if found != parts["slide_context_"])
+        odd = [k for k in PARTS if (getattr(self, k) is not None) != (self.slide_context_ > 0)]
         if odd:
             raise Damaged(
                 f"{FILE} and {CARD}: {odd[0]}: expected with a slide context and not without it, "
@@ -157,5 +158,3 @@ class ContextGP(SavedGP):
                 f"{FILE}: whitened_mean_: expected {wanted} numbers, one for every inducing point "
                 f"and every point of the slide context, found {sizes['M + M_s']}"
             )
-
-    _ARRAYS_OF = ("slide_context_center_", "slide_context_points_")

@@ -227,8 +227,11 @@ def _check_keys(frame: pd.DataFrame, file: Path) -> None:
                 f"{file}: expected every slide with every coupling, found {len(fewer)} with fewer, "
                 f"{fewer.index[0]!r:.60} first. Changed by hand?"
             )
-    if ("low" in frame) != ("high" in frame):
-        raise BadFile(f"{file} has one of the columns 'low' and 'high' alone: changed by hand?")
+    for one, other in (("low", "high"), EVIDENCE):
+        if (one in frame) != (other in frame):
+            raise BadFile(
+                f"{file} has one of the columns {one!r} and {other!r} alone: changed by hand?"
+            )
 
 
 def _is_strength(text: str) -> bool:

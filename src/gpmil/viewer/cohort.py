@@ -36,7 +36,7 @@ from gpmil.show import slides
 
 logger = logging.getLogger("gpmil")
 
-NUMBERS = ("probability", "low", "high", "log_odds", *EVIDENCE)
+NUMBERS = ("probability", "low", "high", "log_odds")
 COUNTED = 64_000_000  # bytes of tables that are looked through to count their patches
 
 
@@ -117,7 +117,7 @@ def open_run(folder: Path, name: str | None = None) -> ShownRun:
 
 def _predictions(folder: Path) -> pd.DataFrame:
     frame = read_predictions(folder, ["slide", "probability"])
-    for name in (*NUMBERS, "label"):
+    for name in (*NUMBERS, *EVIDENCE, "label"):
         frame[name] = frame.get(name, math.nan)
     for name in ("patient", "decision"):
         frame[name] = frame.get(name, "")
@@ -306,7 +306,8 @@ def _run_columns(run: ShownRun, names: Sequence[str]) -> dict[str, Any]:
 
 def _columns(table: pd.DataFrame, names: Sequence[str]) -> dict[str, list[Any]]:
     rows = table.reindex(names)
-    found: dict[str, list[Any]] = {c: _known(rows[c]) for c in NUMBERS}
+    split = [c for c in EVIDENCE if rows[c].notna().any()]  # of models with a slide context
+    found: dict[str, list[Any]] = {c: _known(rows[c]) for c in (*NUMBERS, *split)}
     return found | {"decision": rows["decision"].fillna("").tolist()}
 
 
