@@ -427,7 +427,7 @@ def test_everything_fixed_leaves_nothing():
     space = Space({"variance": 5.0, "lengthscale": 2.0, "mean": -1.0, "coupling": 0.3}, 2.0)
     assert space.learned == () and len(space.z(CENTRE)) == 0
     empty = torch.from_numpy(space.z(CENTRE))
-    assert space.settings(empty).tolist() == [5.0, 2.0, -1.0, 0.3, 0.0]
+    assert space.settings(empty).tolist() == [5.0, 2.0, -1.0, 0.3, 0.0, 0.0, 1.0]
     assert float(space.log_prior(empty)) == 0
 
 
@@ -531,7 +531,7 @@ def bowl(monkeypatch):
     """A cheap objective in place of the likelihood: a curved valley in the logs, no fit."""
 
     def of(settings):
-        v, length, mean, strength, _ = settings
+        v, length, mean, strength, *_ = settings
         return (
             -((v.log() - 4.5) ** 2)
             - (length.log() - v.log() / 3) ** 2

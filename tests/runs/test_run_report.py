@@ -113,6 +113,17 @@ def test_slides_without_labels_have_no_quality(cv, tmp_path):
     assert "least certain first" in html
 
 
+def test_evidence_of_the_slide_is_shown_with_its_price(cv, tmp_path):
+    frame = pd.read_csv(cv / "predictions.csv")
+    frame = frame.assign(evidence_patches=frame["log_odds"] - 0.25, evidence_slide=0.25)
+    frame.to_csv(tmp_path / "predictions.csv", index=False)
+    (tmp_path / "config.json").write_text(json.dumps({"command": "predict", "versions": {}}))
+    run_report.write(tmp_path)
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "evidence: slide" in html and "+0.25" in html and "stain or site" in html
+    assert "stain or site" not in (cv / "report.html").read_text(encoding="utf-8")
+
+
 def invoke(*words):
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, result.output

@@ -106,6 +106,17 @@ def test_several_couplings_have_columns_of_their_own(page, several):
     assert columns["probability"] == columns["couplings"]["0.7"]["probability"]
 
 
+def test_evidence_is_there_where_a_model_has_a_slide_context(page, tmp_path):
+    folder = write_run(tmp_path / "context", tables())
+    split = pd.read_csv(folder / PREDICTIONS, keep_default_na=False)
+    split = split.assign(evidence_patches=[0.5, -1, 2, 0, 1], evidence_slide=[1.25, 0, -3, 1, 2])
+    split.to_csv(folder / PREDICTIONS, index=False)
+    own = client(folder).get("/api/cohort").json()["columns"]["runs"][0]
+    assert own["evidence_slide"] == [1.25, 0, -3, 1, 2]
+    assert own["evidence_patches"] == [0.5, -1, 2, 0, 1]
+    assert "evidence_slide" not in page.get("/api/cohort").json()["columns"]["runs"][0]
+
+
 def test_of_repeats_the_first_is_shown(tmp_path):
     folder = write_run(tmp_path / "cv", tables(), repeats=3, command="cv")
     rows = texts(folder / PREDICTIONS)

@@ -24,9 +24,15 @@ from gpmil.show.report import RESEARCH
 
 LEARNED = (
     *("coupling_", "slide_effect_", "variance_", "lengthscale_", "mean_"),
+    *("slide_context_", "slide_context_lengthscale_"),
     "loo_log_likelihood_",
 )
 SEEN = "These are the slides the model was fitted on: judge it by gpmil cv, or by other slides."
+CONTEXT = (
+    "With a slide context the whole slide counts beside its patches: stain or site may, too, and a "
+    "benign patch more may lower the probability. predictions.csv has evidence_patches and "
+    "evidence_slide."
+)
 FACTS = (*LEARNED, "n_iter_", "residual_", "converged_", "n_epochs_", "best_epoch_", "n_rounds_")
 
 
@@ -93,6 +99,8 @@ def _say(model: BagClassifier, out: Path) -> None:
     found = {name.rstrip("_"): getattr(model, name, None) for name in LEARNED}
     shown = ", ".join(f"{k.replace('_', ' ')} {v:.4g}" for k, v in found.items() if v is not None)
     print_line(f"{type(model).__name__}: {shown}" if shown else type(model).__name__)
+    if getattr(model, "slide_context_", 0) > 0:
+        print_line(CONTEXT)
     if getattr(model, "converged_", True) is False:
         print_line("WARNING: the fit has not converged; a larger --max-iter may help.")
     print_line(f"Written to {out}. Predict with: gpmil predict {out} DATA --out NAME. {RESEARCH}")

@@ -56,6 +56,7 @@ __all__ = [
     "padded_precision",
     "parts",
     "plan",
+    "runs",
     "sparse_precision",
     "sparse_rows",
     "tridiagonal",
@@ -135,7 +136,7 @@ def plan(
     edges = Edges.of(adjacency, device) if edges is None else edges
     alone = [
         partial(_identity, offsets, bags, device)
-        for bags in _runs(np.flatnonzero(~coupled), sizes, max_rows)
+        for bags in runs(np.flatnonzero(~coupled), sizes, max_rows)
     ]
     dense = [
         partial(Dense.of, edges, offsets, bags, strength)
@@ -165,7 +166,7 @@ def dense_parts(
         yield Dense.of(edges, offsets, batch, strength)
 
 
-def _runs(bags: np.ndarray, sizes: np.ndarray, max_rows: int) -> Iterator[np.ndarray]:
+def runs(bags: np.ndarray, sizes: np.ndarray, max_rows: int = 8192) -> Iterator[np.ndarray]:
     """Consecutive bags of about `max_rows` rows together."""
     if len(bags):
         group = (np.cumsum(sizes[bags]) - sizes[bags]) // max_rows

@@ -118,6 +118,10 @@ class Cohort:
     def _points(self, which: Int[np.ndarray, " m"], sizes: list[int]) -> Float[Tensor, "m d"]:
         return torch.cat(self.cluster.map("points", each=_local(which, sizes)))
 
+    def slide_means(self, feature_map: FeatureMap) -> Float[Tensor, "B d"]:
+        """The mean kernel inputs of every bag, each from where its patches lie."""
+        return torch.cat(self.cluster.map("slide_means", feature_map))
+
     # --- Inference ----------------------------------------------------------------------------
 
     def problem(self, plan: Plan, c: float, device: torch.device) -> Problem:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gpmil.coupling.operator import dense_parts
+from gpmil.coupling.operator import dense_parts, instance_rows, runs
 from gpmil.data.bags import Bags
 from gpmil.inference import leave_out
 from gpmil.inference.leave_out import Bag, Mean, Optimum
@@ -29,6 +29,7 @@ from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap, Sums
 from gpmil.process.inducing import Tally
 from gpmil.process.kernels import Kernel
+from gpmil.process.slide_context import SlideContext, bag_means
 from gpmil.process.sparse_gp import SparseGP
 
 BagSource = Bags | Callable[[], Bags]
@@ -81,11 +82,13 @@ class Plan:
     likelihood: Family
     store: str
     effect: float
+    context: SlideContext | None = None
 
     def gp(self, device: torch.device) -> SparseGP:
         """The Gaussian process, on a partition's own device."""
         kernel = Kernel(self.kernel, self.variance, self.lengthscale, device)
-        return SparseGP(kernel, self.inducing.to(device), self.L.to(device), self.effect)
+        context = None if self.context is None else self.context.to(device)
+        return SparseGP(kernel, self.inducing.to(device), self.L.to(device), self.effect, context)
 
 
 class BagExcerpt(NamedTuple):
@@ -176,6 +179,16 @@ class Partition:
     @property
     def _sums_device(self) -> torch.device:
         return self.rows.device if isinstance(self.rows, Tensor) else torch.device("cpu")
+
+    def slide_means(self, feature_map: FeatureMap) -> Float[Tensor, "b d"]:
+        """The mean kernel inputs of every bag, some bags at a time."""
+        found = []
+        for bags in runs(np.arange(len(self.bags)), self.bags.sizes):
+            rows = torch.from_numpy(instance_rows(self.bags.offsets, bags)).to(self.device)
+            x = feature_map(features.take(self.rows, rows), self.device)
+            sizes = torch.from_numpy(self.bags.sizes[bags]).to(self.device)
+            found.append(bag_means(x, sizes).cpu())
+        return torch.cat(found)
 
     def take_sample(
         self, which: Int[np.ndarray, " m"], positive: bool, feature_map: FeatureMap

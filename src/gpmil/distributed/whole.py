@@ -53,6 +53,10 @@ class WholeCohort:
         rows = self.partition.rows
         return inducing.kmeans_by_class(rows, positive, feature_map, n_inducing, seed, device)
 
+    def slide_means(self, feature_map: FeatureMap) -> Float[Tensor, "B d"]:
+        """The mean kernel inputs of every bag."""
+        return self.partition.slide_means(feature_map)
+
     def some_bags(self, chosen: Int[np.ndarray, " b"]) -> Bags:
         """What settings are learned from."""
         return self.bags[chosen]

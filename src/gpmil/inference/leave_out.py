@@ -44,7 +44,7 @@ class Bag(NamedTuple):
     W: Float[Tensor, "b p M"]  # (Sigma + tau^2 11')^-1 H
     H: Float[Tensor, "b p M"]  # Sigma times the whitened features
     sigma: Float[Tensor, "b p p"]  # Sigma
-    K: Float[Tensor, "b p p"]  # with tau^2
+    K: Float[Tensor, "b p p"]  # with tau^2 and gamma_s
     effect: float | Float[Tensor, ""] = 0.0  # tau
 
     @property
@@ -57,7 +57,7 @@ class Bag(NamedTuple):
 
 def padded_bag(gp: SparseGP, part: Dense, x: Tensor, positive: Tensor) -> Bag:
     """Some bags as a fit sees them; x (n, d) are their kernel inputs, one bag after the other."""
-    W, padded = part.pad(gp.whiten(x)), part.pad(x)
+    W, padded = part.pad(gp.whiten_bags(x, part.mask.sum(1))), part.pad(x)
     H, K = part.sigma @ W, gp.within(padded, padded)
     return Bag(
         part.mask, positive, less_shared(W, part.mask, gp.effect), H, part.sigma, K, gp.effect

@@ -30,8 +30,8 @@ from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
 from gpmil.moments.likelihood import Group
 from gpmil.moments.with_effect import patches
-from gpmil.process.kernels import Formula, formula_of
-from gpmil.process.sparse_gp import JITTER
+from gpmil.process.kernels import JITTER, Formula, formula_of
+from gpmil.process.slide_context import whitened
 
 KEPT_ELEMENTS = 2**27  # numbers of cached distances: one GB
 TOLERANCE = 1e-9  # of w
@@ -45,6 +45,8 @@ class Settings(NamedTuple):
     mean: float
     coupling: float
     slide_effect: float = 0.0
+    slide_context: float = 0.0  # gamma_s
+    slide_context_lengthscale: float = 1.0  # no meaning where gamma_s is 0
 
 
 # --- The cohort -------------------------------------------------------------------------------
@@ -82,6 +84,13 @@ class Batch:
     within: Float[Tensor, "b p k"]  # (b, p, p), or (b, p, d)
 
 
+class SlidesInContext(NamedTuple):
+    """What the slide context sees of the bags, and its inducing points."""
+
+    z: Float[Tensor, "B d"]
+    points: Float[Tensor, "m d"]
+
+
 @dataclass(frozen=True)
 class Cohort:
     """A labelled cohort made ready for many settings; `inputs` are what the kernel sees."""
@@ -94,6 +103,7 @@ class Cohort:
     kernel: str | GPyTorchKernel
     kept: list[Batch] = field(default_factory=list)
     relevance: bool = False  # every column has a weight: batches then hold inputs, not distances
+    context: SlidesInContext | None = None  # None where gamma_s is 0
 
     @property
     def formula(self) -> Formula:
@@ -148,6 +158,8 @@ class Theta(NamedTuple):
     mean: Float[Tensor, ""]
     coupling: Float[Tensor, ""]
     slide_effect: Float[Tensor, ""] | float = 0.0  # a number where there is none
+    slide_context: Float[Tensor, ""] | float = 0.0
+    slide_context_lengthscale: Float[Tensor, ""] | float = 1.0
     weights: Float[Tensor, " d"] | None = None  # of the columns: lengths are lengthscale / weights
 
 
@@ -161,8 +173,22 @@ def inducing_factor(cohort: Cohort, theta: Theta) -> Float[Tensor, "M M"]:
     return psd_safe_cholesky(theta.variance * (unit + jitter * eye))
 
 
-def bag_of(cohort: Cohort, batch: Batch, theta: Theta, L: Tensor, with_K: bool = True) -> Bag:
-    """W, H, Sigma and K of a batch at some settings."""
+def context_rows(cohort: Cohort, theta: Theta) -> Float[Tensor, "B m"] | None:
+    """v_b of every bag: what its context adds to each row of W."""
+    if cohort.context is None:
+        return None
+    return whitened(*cohort.context, theta.slide_context, theta.slide_context_lengthscale)
+
+
+def bag_of(
+    cohort: Cohort,
+    batch: Batch,
+    theta: Theta,
+    L: Tensor,
+    v: Float[Tensor, "B m"] | None = None,
+    with_K: bool = True,
+) -> Bag:
+    """W, H, Sigma and K of a batch at some settings; v as `context_rows` has it."""
     formula = cohort.formula
     to_inducing, within = batch.to_inducing, batch.within
     if theta.weights is not None:
@@ -177,9 +203,13 @@ def bag_of(cohort: Cohort, batch: Batch, theta: Theta, L: Tensor, with_K: bool =
     # Sigma = (I + lambda C)^-1
     sigma = torch.cholesky_inverse(torch.linalg.cholesky(eye + theta.coupling * batch.C))
     K = theta.variance * formula.value(within, theta.lengthscale) if with_K else sigma
-    tau = theta.slide_effect
+    H, tau = sigma @ W, theta.slide_effect
+    if v is not None:  # Sigma 1 v' = 1 v'
+        own = v[torch.from_numpy(batch.bags).to(v.device), None] * batch.mask[..., None]
+        W, H = torch.cat([W, own], -1), torch.cat([H, own], -1)
     unsmoothed = leave_out.less_shared(W, batch.mask, tau)
-    return Bag(batch.mask, batch.positive, unsmoothed, sigma @ W, sigma, K + tau**2, tau)
+    K = K + (tau**2 + theta.slide_context)
+    return Bag(batch.mask, batch.positive, unsmoothed, H, sigma, K, tau)
 
 
 # --- The objective ----------------------------------------------------------------------------
@@ -191,16 +221,18 @@ class Fit(NamedTuple):
     L: Tensor
     at: Optimum
     theta: Theta
+    v: Float[Tensor, "B m"] | None = None  # of the slide context
 
 
 def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) -> Fit:
     """Maximise the collapsed bound in w."""
-    L = inducing_factor(cohort, theta)
-    R = torch.eye(len(L), dtype=L.dtype, device=L.device)
+    L, v = inducing_factor(cohort, theta), context_rows(cohort, theta)
+    M = len(L) + (0 if v is None else v.shape[1])
+    R = torch.eye(M, dtype=L.dtype, device=L.device)
     chunks, row = [], 0
     for batch in cohort.batches():
         # of a bag only H is held: with Sigma and K a large cohort would take tens of GB
-        bag = bag_of(cohort, batch, theta, L, with_K=False)
+        bag = bag_of(cohort, batch, theta, L, v, with_K=False)
         R += bag.W.flatten(0, 1).mT @ bag.H.flatten(0, 1)
         deviation, offsets = leave_out.flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
         n = len(deviation)
@@ -214,14 +246,14 @@ def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) 
     w = inference.direct(problem, 100, TOLERANCE, start).w
     J = inference.collapsed_bound(problem, w)[2]
     at = Optimum(w, theta.mean, torch.cholesky_inverse(chol_R), torch.linalg.inv((J + J.mT) / 2))
-    return Fit(L, at, theta)
+    return Fit(L, at, theta, v)
 
 
 def bag_scores(cohort: Cohort, found: Fit) -> Float[Tensor, " B"]:
     """log p(y_b) of every bag left out, by plain EP, in the order of the cohort."""
     out = torch.full((len(cohort.positive),), torch.nan, dtype=torch.float64)
     for batch in cohort.batches():
-        bag = bag_of(cohort, batch, found.theta, found.L)
+        bag = bag_of(cohort, batch, found.theta, found.L, found.v)
         mu = leave_out.mean_direct(bag, found.at)
         S = leave_out.covariance(bag, found.at)
         out[torch.from_numpy(batch.bags)] = leave_out.smooth_scores(bag, mu, S).cpu()
@@ -241,12 +273,14 @@ def theta_of(
     settings: Settings, device: torch.device | str, weights: np.ndarray | None = None
 ) -> Theta:
     """The settings as numbers of torch."""
-    variance, length, mean, strength, effect = (
+    variance, length, mean, strength, effect, gamma, slide_length = (
         torch.tensor(x, dtype=torch.float64, device=device) for x in settings
     )
     columns = None if weights is None else torch.tensor(weights, device=device)
     shared = effect if settings.slide_effect > 0 else 0.0
-    return Theta(variance, length, mean, strength, shared, columns)
+    if not settings.slide_context > 0:
+        return Theta(variance, length, mean, strength, shared, weights=columns)
+    return Theta(variance, length, mean, strength, shared, gamma, slide_length, columns)
 
 
 class Slopes(NamedTuple):
@@ -275,8 +309,8 @@ def gradient(
         x.detach().clone().requires_grad_() for x in (found.at.w, *found.at[2:])
     )
     with torch.enable_grad():
-        L_of_theta = inducing_factor(cohort, theta)
-        held = Held(theta, L_of_theta.detach().requires_grad_())
+        L_of_theta, v_of_theta = inducing_factor(cohort, theta), context_rows(cohort, theta)
+        held = Held(theta, _leaf(L_of_theta), None if v_of_theta is None else _leaf(v_of_theta))
         score = _score_at(cohort, held, Optimum(w, theta.mean, R_inverse, J_inverse))
         # d X^-1 = -X^-1 dX X^-1
         R_bar, J_bar = (
@@ -285,19 +319,26 @@ def gradient(
         _through_matrices(cohort, held, w, R_bar, J_bar)
         _through_optimum(cohort, held, w.detach(), found.at.J_inverse @ collected(w))
         L_of_theta.backward(held.L.grad)
+        if v_of_theta is not None and held.v is not None:
+            v_of_theta.backward(held.v.grad)
     return Slopes(
         score,
-        Settings(*(float(collected(x)) if isinstance(x, Tensor) else 0.0 for x in theta[:5])),
+        Settings(*(float(collected(x)) if isinstance(x, Tensor) else 0.0 for x in theta[:7])),
         w.detach(),
         None if theta.weights is None else collected(theta.weights).cpu().numpy(),
     )
 
 
 class Held(NamedTuple):
-    """The leaves that collect derivatives batch by batch: the settings, and chol(Kzz)."""
+    """The leaves that collect derivatives batch by batch: the settings, chol(Kzz), and v."""
 
     theta: Theta
     L: Float[Tensor, "M M"]
+    v: Float[Tensor, "B m"] | None = None
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_()
 
 
 def _score_at(cohort: Cohort, held: Held, at: Optimum) -> float:

@@ -53,7 +53,7 @@ class Source:
     @property
     def shape(self) -> tuple[int, int]:
         """N and M."""
-        return int(self.offsets[-1]), len(self.gp.L)
+        return int(self.offsets[-1]), self.gp.n_weights
 
     @property
     def device(self) -> torch.device:
@@ -61,11 +61,15 @@ class Source:
         return self.gp.L.device
 
     def smoothed(
-        self, part: coupling.Part, x: Float[Tensor, "n d"]
+        self, part: coupling.Part, x: Float[Tensor, "n d"], sizes: Int[Tensor, " b"]
     ) -> tuple[Float[Tensor, "n M"], Float[Tensor, "n M"]]:
-        """W and H = Sigma W of one part of the coupling."""
+        """W and H = Sigma W of one part of the coupling; `sizes` are those of its bags."""
         W = self.gp.whiten(x)
-        return W, part.apply(W)
+        H = part.apply(W)
+        if self.gp.context is None:
+            return W, H
+        v = self.gp.context.columns(x, sizes)  # Sigma 1 v' = 1 v'
+        return torch.cat([W, v], 1), torch.cat([H, v], 1)
 
 
 class Gathered(NamedTuple):
@@ -85,17 +89,20 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
     every = trace_columns(np.diff(source.offsets)) if every is None else every
 
     def one_lane(parts: Sequence[Callable[[], coupling.Part]]) -> Gathered:
-        gram = torch.zeros_like(source.gp.L)
+        gram = source.gp.L.new_zeros(source.gp.n_weights, source.gp.n_weights)
         trace = gram.new_zeros(())
         for make in parts:
             part = make()
             x = source.inputs(part.rows)
-            W, H = source.smoothed(part, x)
+            sizes = torch.from_numpy(np.diff(source.offsets)[part.bags]).to(source.device)
+            W, H = source.smoothed(part, x, sizes)
             gram += W.mT @ H
             sigma[part.rows] = part.diagonal().sqrt()
             trace += part.trace(x, source.gp.kernel, every)
+            if source.gp.context is not None:  # tr(Sigma 11') = n
+                trace += source.gp.context.variance * len(x)
             if source.gp.effect:
-                less = _shared(source, part, x, W, every)
+                less = _shared(source.gp, x, W, sizes, every)
                 gram, trace = gram - less.gram, trace - less.trace
             keep.put(part.rows, H.to(source.dtype))
         return Gathered(gram, float(trace))
@@ -111,21 +118,22 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
 
 
 def _shared(
-    source: Source,
-    part: coupling.Part,
+    gp: SparseGP,
     x: Float[Tensor, "n d"],
     W: Float[Tensor, "n M"],
+    sizes: Int[Tensor, " b"],
     every: int,
 ) -> Gathered:
     """What the slide effect takes from both sums: Q = Sigma - k 11' (Sherman-Morrison)."""
-    sizes = torch.from_numpy(np.diff(source.offsets)[part.bags]).to(W.device)
-    share = downdate(source.gp.effect, sizes)
+    share = downdate(gp.effect, sizes)
     own = torch.arange(len(sizes), device=W.device).repeat_interleave(sizes)
     totals = W.new_zeros(len(sizes), W.shape[1]).index_add_(0, own, W)  # W_b'1
     trace = 0.0
     for k, rows in zip(share.tolist(), x.split(sizes.tolist())):
         some = rows[::every]
-        trace += k * float(source.gp.kernel(some, rows).sum()) * len(rows) / len(some)
+        trace += k * float(gp.kernel(some, rows).sum()) * len(rows) / len(some)
+        if gp.context is not None:
+            trace += k * gp.context.variance * len(rows) ** 2
     return Gathered(totals.mT @ (share[:, None] * totals), trace)
 
 
@@ -355,7 +363,8 @@ class Recomputed(_Deferred):
         source, group = self.source, self.likelihood.group
         H = torch.empty(len(group.sigma), source.shape[1], dtype=source.dtype, device=source.device)
         local, offsets = coupling.block(source.adjacency, group.rows), group.offsets.cpu().numpy()
+        sizes = group.offsets.diff()
         for part in coupling.parts(local, offsets, source.strength, source.device):
             x = source.inputs(part.rows + group.rows.start)
-            H[part.rows] = source.smoothed(part, x)[1].to(source.dtype)
+            H[part.rows] = source.smoothed(part, x, sizes[part.bags])[1].to(source.dtype)
         return Chunk(H, self.likelihood)

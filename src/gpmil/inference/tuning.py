@@ -1,8 +1,9 @@
-"""Kernel variance, length scale, prior mean, coupling and slide effect, from bags' labels alone.
+"""Kernel, prior mean, coupling, slide effect and slide context, from bags' labels alone.
 
 What is maximised is the mean leave-one-bag-out log likelihood (objective.py) over
 
-    z = (log variance, log(length / sqrt d), c / sqrt(1 + variance), log lambda, log tau),
+    z = (log variance, log(length / sqrt d), c / sqrt(1 + variance), log lambda, log tau,
+         log gamma_s, log(length_s / sqrt d)),
 
 by L-BFGS from the best of a few starts.
 """
@@ -23,7 +24,7 @@ from gpmil.inference.objective import Cohort, Settings, collected, gradient, val
 
 logger = logging.getLogger("gpmil")
 
-NAMES = ("variance", "lengthscale", "mean", "coupling", "slide_effect")
+NAMES = Settings._fields
 # variance, length / sqrt d, c / sqrt(1 + variance), lambda, tau: the centre and the width (of z) of
 # the weak prior, what is tried first, and how far the search may go. The centre and the starts are
 # settings that work on features of deep networks; the widths span a factor of four to twenty. That
@@ -42,6 +43,11 @@ STARTS = (
 EFFECT_STARTS = ((150.0, 5.0, -0.6, 0.5, 2.0),)
 LOWEST = (0.05, 0.2, -4.0, 0.01, 0.01)
 HIGHEST = (5000.0, 50.0, 2.0, 100.0, 10.0)
+# The same of gamma_s and length_s / sqrt d, the slide context; starts of five numbers take its
+# centre, and one gives much to the slide and little to patches.
+CONTEXT_CENTRE, CONTEXT_WIDTH = (4.0, 1.5), (1.5, 0.7)
+CONTEXT_STARTS = ((20.0, 3.0, -1.5, 1.0, 1.0, 30.0, 3.0),)
+CONTEXT_LOWEST, CONTEXT_HIGHEST = (0.01, 0.2), (1000.0, 50.0)
 WEIGHT_WIDTH = 0.5  # of the logarithms of the columns' weights
 FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 4  # fits' worth of work in one value with its gradient
@@ -55,18 +61,26 @@ class Space:
     root_dim: float  # sqrt d
     level: float | None = None  # c / sqrt(1 + variance), where the mean follows the variance
     with_effect: bool = False  # whether tau is learned; else it is fixed, or 0
+    with_context: bool = False  # the same of gamma_s and its length
 
     @property
     def learned(self) -> tuple[str, ...]:
         """The names in the order of z."""
         given = {*self.fixed, *(() if self.level is None else ("mean",))}
-        given |= set() if self.with_effect else {"slide_effect"}
-        return tuple(name for name in NAMES if name not in given)
+        return tuple(name for name in NAMES if name not in given | self.absent.keys())
 
-    def settings(self, z: Float[Tensor, " k"]) -> Float[Tensor, " 5"]:
-        """variance, length, mean, lambda and tau at z."""
+    @property
+    def absent(self) -> dict[str, float]:
+        """What is neither learned nor, it may be, given: no effect, no context."""
+        none = Settings._field_defaults
+        effect = () if self.with_effect else ("slide_effect",)
+        context = () if self.with_context else ("slide_context", "slide_context_lengthscale")
+        return {name: none[name] for name in (*effect, *context)}
+
+    def settings(self, z: Float[Tensor, " k"]) -> Float[Tensor, " 7"]:
+        """variance, length, mean, lambda, tau, gamma_s and its length at z."""
         free = dict(zip(self.learned, z, strict=True))
-        given = self.fixed if self.with_effect else {"slide_effect": 0.0} | self.fixed
+        given = self.absent | self.fixed
         known = {k: torch.tensor(v, dtype=torch.float64) for k, v in given.items()}
         if self.level is not None:
             free["mean"] = torch.tensor(self.level, dtype=torch.float64)
@@ -78,30 +92,43 @@ class Space:
             "mean": lambda: free["mean"] * (1 + variance).sqrt(),
             "coupling": lambda: free["coupling"].exp(),
             "slide_effect": lambda: free["slide_effect"].exp(),
+            "slide_context": lambda: free["slide_context"].exp(),
+            "slide_context_lengthscale": lambda: (
+                self.root_dim * free["slide_context_lengthscale"].exp()
+            ),
         }
         return torch.stack([known[n] if n in known else moved[n]() for n in NAMES])
 
     def z(self, start: tuple[float, ...]) -> Float[np.ndarray, " k"]:
-        """From variance, length / sqrt d, c / sqrt(1 + variance), lambda and tau."""
-        given = dict(zip(NAMES, start))
+        """From variance, length / sqrt d, c / sqrt(1 + variance), lambda, tau (and the context)."""
+        given = dict(zip(NAMES, (*start, *CONTEXT_CENTRE)))  # what is too many is left out
         return np.array([given[n] if n == "mean" else math.log(given[n]) for n in self.learned])
 
     @property
     def bounds(self) -> list[tuple[float, float]]:
         """How far z may go."""
-        return list(zip(self.z(LOWEST), self.z(HIGHEST), strict=True))
+        ends = (*LOWEST, *CONTEXT_LOWEST), (*HIGHEST, *CONTEXT_HIGHEST)
+        return list(zip(*(self.z(end) for end in ends), strict=True))
 
     def log_prior(self, z: Float[Tensor, " k"]) -> Float[Tensor, ""]:
         """A weak prior: what few bags leave open stays where models of this kind work."""
-        width = torch.tensor([WIDTH[NAMES.index(name)] for name in self.learned]).double()
+        widths = dict(zip(NAMES, (*WIDTH, *CONTEXT_WIDTH), strict=True))
+        width = torch.tensor([widths[name] for name in self.learned]).double()
         return -((z - torch.from_numpy(self.z(CENTRE))) / width).square().sum() / 2
 
 
 def in_words(settings: Settings) -> str:
     """For a line of progress."""
-    names = ("variance", "length", "mean", "coupling", "slide effect")
-    shown = names if settings.slide_effect else names[:4]
-    return ", ".join(f"{name} {value:.3g}" for name, value in zip(shown, settings))
+    words = {"lengthscale": "length", "slide_context_lengthscale": "its length"}
+    absent = {"slide_effect"} if not settings.slide_effect else set()
+    absent |= (
+        {"slide_context", "slide_context_lengthscale"} if not settings.slide_context else set()
+    )
+    return ", ".join(
+        f"{words.get(name, name).replace('_', ' ')} {value:.3g}"
+        for name, value in settings._asdict().items()
+        if name not in absent
+    )
 
 
 class Spent(Exception):
@@ -192,7 +219,8 @@ def search(cohort: Cohort, space: Space, budget: int) -> Search:
 def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np.ndarray, " k"]]:
     """A search that has tried its starts, and the best of them."""
     found = Search(cohort, space, budget)
-    tried = STARTS + (EFFECT_STARTS if space.with_effect else ())
+    tried: list[tuple[float, ...]] = [*STARTS, *(EFFECT_STARTS if space.with_effect else ())]
+    tried += CONTEXT_STARTS if space.with_context else ()
     starts = list(dict.fromkeys(tuple(space.z(s)) for s in tried))[: max(1, budget)]
     scores = [found.value(np.array(z)) for z in starts]
     if not found.trace:

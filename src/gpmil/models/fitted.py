@@ -18,6 +18,7 @@ from gpmil.decide import calibration
 from gpmil.decide.marks import benjamini_hochberg
 from gpmil.decide.refer import ReferRule
 from gpmil.inference import leave_out
+from gpmil.models import with_context
 from gpmil.models.base import (
     InstancePredictions,
     Predictions,
@@ -26,7 +27,7 @@ from gpmil.models.base import (
 )
 from gpmil.models.checks import count, number, one_of, require_numbers, share
 from gpmil.models.saved_checks import Array, or_none, strength, trials
-from gpmil.models.saved_gp import SavedGP
+from gpmil.models.with_context import ContextGP, SlideEvidence
 from gpmil.moments import orthant
 from gpmil.moments.orthant import Expansion
 from gpmil.moments.orthant_large import LargeSlide, log_orthant_large
@@ -62,7 +63,7 @@ def _residual(
     gp: SparseGP, x: Float[torch.Tensor, "n d"], W: Float[torch.Tensor, "n M"]
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Float[torch.Tensor, " n"]]:
     """K - W W' in one bag: some of its rows when asked for, and its diagonal."""
-    diagonal = gp.kernel.diagonal(x) + gp.effect**2 - W.square().sum(1)
+    diagonal = gp.kernel.diagonal(x) + gp.shared - W.square().sum(1)
     return lambda i: gp.within(x[i], x) - W[i] @ W.mT, diagonal
 
 
@@ -131,17 +132,20 @@ def _dense_ends(
     return _ends_from_tails(expand, orthant.slope(mu, S, bag.mask, G), below)
 
 
-class FittedGP(SavedGP):
+class FittedGP(ContextGP):
     """What a model knows once it is fitted, and what it says of bags."""
 
-    ARRAYS = SavedGP.ARRAYS | {"evidence_trace_": Array(("steps",), "trace", optional=True)}
-    NUMBERS = SavedGP.NUMBERS | {
+    ARRAYS = ContextGP.ARRAYS | {"evidence_trace_": Array(("steps",), "trace", optional=True)}
+    NUMBERS = ContextGP.NUMBERS | {
         "coupling_": strength,
         "slide_effect_": partial(number, least=0),
         "loo_log_likelihood_": or_none(number),
         "tuning_trace_": or_none(trials),
     }
-    LATER: ClassVar[dict[str, Any]] = {"slide_effect_": 0.0}
+    LATER: ClassVar[dict[str, dict[str, Any]]] = {
+        "slide_effect": {"slide_effect_": 0.0},
+        "slide_context": with_context.WITHOUT,
+    }
 
     coupling_: float
     slide_effect_: float
@@ -182,7 +186,8 @@ class FittedGP(SavedGP):
             for part in parts(bags.adjacency, bags.offsets, self._predict_strength(bags), device):
                 rows = part.rows.cpu().numpy()
                 x = self._inputs(bags.features[rows], device)
-                mu, variance = marginal(predictor, part, x)
+                sizes = torch.from_numpy(bags.sizes[part.bags]).to(device)
+                mu, variance = marginal(predictor, part, x, sizes)
                 mean[rows], std[rows] = mu.cpu().numpy(), variance.sqrt().cpu().numpy()
         require_numbers(mean, std)
         # p(h_i = 1) = Phi(mu_i / sqrt(S_ii))
@@ -195,6 +200,25 @@ class FittedGP(SavedGP):
         """
         found = self._slides(self._check_predictable(bags), resolve_device(self.device))
         return found[0], found[1]
+
+    def predict_evidence(
+        self, bags, *, log_proba_negative: Float[np.ndarray, " B"] | None = None
+    ) -> SlideEvidence:
+        """How much of each bag's log odds comes from patches, and how much from the whole slide.
+
+        `patches` are the log odds that the bag would have if its slide context were that of the
+        average training slide, at the same variances; `slide` is the rest. Their sum is the log
+        odds before any calibration. A large `slide` may be stain or site as well as disease.
+        `log_proba_negative`, where it is known already, saves half of the work.
+        """
+        bags, device = self._check_predictable(bags), resolve_device(self.device)
+        log_p = log_proba_negative
+        total = log_odds(self._slides(bags, device)[0] if log_p is None else np.asarray(log_p))
+        if self.slide_context_ == 0:
+            return SlideEvidence(total, np.zeros(len(bags)))
+        alone = self._predictor(device).at_level(self.slide_context_level_)
+        patches = log_odds(self._slides(bags, device, alone)[0])
+        return SlideEvidence(patches, total - patches)
 
     def predict_all(
         self,
@@ -312,7 +336,7 @@ class FittedGP(SavedGP):
         """The same for one bag too large for dense matrices on the CPU."""
         (part,) = parts(bag.adjacency, bag.offsets, strength)
         x, gp = self._inputs(bag.features, CPU), predictor.gp
-        W = gp.whiten(x)
+        W = gp.whiten_bags(x)
         PG = self._posterior(CPU).shrink(W).mT
         mean, variance = torch.empty(len(x)).double(), torch.empty(len(x)).double()
         G, rows = torch.empty_like(PG), part.rows
@@ -354,17 +378,19 @@ class FittedGP(SavedGP):
                     log_p[s, part.bags] = found.log_p.cpu().numpy()
         return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
 
-    def _slides(self, bags: Bags, device: torch.device) -> tuple[np.ndarray, ...]:
+    def _slides(
+        self, bags: Bags, device: torch.device, predictor: Predictor | None = None
+    ) -> tuple[np.ndarray, ...]:
         """log P(all negative) and its error per bag; mean and deviation of m* per instance."""
         strength = self._predict_strength(bags)
         log_p, error = np.empty(len(bags)), np.empty(len(bags))
         mean, std = np.empty(bags.n_instances), np.empty(bags.n_instances)
         large = _too_large(bags, device)
         with torch.no_grad():
-            predictor = self._predictor(device)
+            predictor = predictor or self._predictor(device)
             for part, x in self._dense(bags, ~large, strength, device):
                 rows = part.rows.cpu().numpy()
-                mu, S = joint(predictor, part.sigma, part.pad(x))
+                mu, S = joint(predictor, part.sigma, part.pad(x), part.mask)
                 require_numbers(mu, S)
                 found = orthant.log_orthant(mu, S, part.mask)
                 sd = S.diagonal(dim1=-2, dim2=-1).sqrt()
@@ -387,7 +413,7 @@ class FittedGP(SavedGP):
         mean[part.rows], variance[part.rows] = marginal(predictor, part, x[part.rows])
         require_numbers(mean, variance)
         gp, q = predictor.gp, self._posterior(CPU)
-        W = gp.whiten(x)
+        W = gp.whiten_bags(x)
         precision = sparse_precision(bag.adjacency, strength)
         result = log_orthant_large(mean, variance, precision, q.shrink(W).mT, *_residual(gp, x, W))
         std = variance.sqrt().numpy()

@@ -7,7 +7,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from gpmil.data.bags import Bags
 from gpmil.distributed import Facts, Plan, WholeCohort
 from gpmil.inference import solvers as inference
 from gpmil.inference import tuning
-from gpmil.inference.objective import Cohort, Settings, StoredRows
+from gpmil.inference.objective import Cohort, Settings, SlidesInContext, StoredRows
 from gpmil.inference.pieces import LIKELIHOODS
 from gpmil.inference.tuning import Space
 from gpmil.models.base import resolve_device, training_labels
@@ -172,6 +172,7 @@ class TunedGP(FittedGP):
             variance = self._own_variance() if self.variance_ is None else self.variance_
             self.mean_ = balanced_level(cohort.whole.sizes) * math.sqrt(1 + variance)
         self.slide_effect_ = 1.0 if is_word(self.slide_effect, "auto") else float(self.slide_effect)
+        self._set_context_numbers()
         self._check_kernel(device)
         self.tuning_trace_, self.loo_log_likelihood_ = None, None
         if self._learned_names():
@@ -185,11 +186,13 @@ class TunedGP(FittedGP):
     def _learned_names(self) -> list[str]:
         """The settings that are "auto" and apply."""
         own_kernel = isinstance(self.kernel, GPyTorchKernel)
-        named = ("mean", "coupling", "slide_effect")
+        named = ("mean", "coupling", "slide_effect", "slide_context")
         names = [n for n in named if is_word(getattr(self, n, 0.0), "auto")]
         if not own_kernel:
             names += ["variance"] if is_word(self.variance, "auto") else []
             names += ["lengthscale"] if is_word(self.lengthscale, "auto", "ard") else []
+        if self._has_context() and is_word(self.slide_context_lengthscale, "auto"):
+            names.append("slide_context_lengthscale")
         if "coupling" in names and self.coupling_ == 0:
             names.remove("coupling")  # no edges
         return [*names, "kernel"] if is_word(self.kernel, "auto") else names
@@ -208,7 +211,9 @@ class TunedGP(FittedGP):
         self.kernel_ = found.kernel
         if self.variance_ is not None:
             self.variance_, self.lengthscale_ = found.settings[:2]
-        self.mean_, self.coupling_, self.slide_effect_ = found.settings[2:]
+        self.mean_, self.coupling_, self.slide_effect_ = found.settings[2:5]
+        if self._has_context():
+            self.slide_context_, self.slide_context_lengthscale_ = found.settings[5:]
         self.loo_log_likelihood_, self.tuning_trace_ = found.score, found.trace
         if ard:
             made = made.with_kernel(found.kernel)
@@ -238,17 +243,27 @@ class TunedGP(FittedGP):
     def _tuning_cohort(self, bags: Bags, labels: np.ndarray, device: torch.device) -> Cohort:
         rows = thinned_rows(bags, lambda b: self._first_look(b, labels))
         inducing = self._inputs(self.inducing_points_, device)
-        return cohort(
+        made = cohort(
             bags, rows, labels == 1, lambda x: self._inputs(x, device), inducing, self.kernel_
         )
+        return replace(made, context=self._slides_in_context(bags, device))
+
+    def _slides_in_context(self, bags: Bags, device: torch.device) -> SlidesInContext | None:
+        """z of some bags, from all of their patches, and the inducing points of the context."""
+        context = self._context(device)
+        if context is None:
+            return None
+        means = WholeCohort(bags, device).slide_means(self._feature_map()).to(device)
+        return SlidesInContext(context.frame(means), context.points)
 
     def _space(self, facts: Facts, names: list[str]) -> Space:
         """What is searched, and the numbers that stay."""
         known = (
-            self.variance_, self.lengthscale_, self.mean_, self.coupling_, self.slide_effect_
+            self.variance_, self.lengthscale_, self.mean_, self.coupling_, self.slide_effect_,
+            self.slide_context_, self.slide_context_lengthscale_,
         )  # fmt: skip
         fixed = {
-            name: 1.0 if value is None else value  # None: a kernel object has its own
+            name: 1.0 if value is None else value  # None: it has no meaning here
             for name, value in zip(tuning.NAMES, known, strict=True)
             if name not in names
         }
@@ -256,7 +271,8 @@ class TunedGP(FittedGP):
         if is_word(self.mean, "balanced") and "variance" in names:
             level = balanced_level(facts.sizes)  # the mean follows the variance
             del fixed["mean"]
-        return Space(fixed, math.sqrt(self._n_inputs()), level, "slide_effect" in names)
+        root, context = math.sqrt(self._n_inputs()), any(n.startswith("slide_c") for n in names)
+        return Space(fixed, root, level, "slide_effect" in names, context)
 
     def _warn_of_guessing(self, labels: np.ndarray) -> None:
         share = labels.mean()
@@ -272,14 +288,14 @@ class TunedGP(FittedGP):
 
     def _first_look(self, bags: Bags, labels: np.ndarray) -> Float[np.ndarray, " N"]:
         """m*/sd of every instance under a fit at the settings that tuning starts from."""
-        variance, length, level, strength, _ = tuning.CENTRE
+        variance, length, level, strength, *_ = tuning.CENTRE
         first = copy.copy(self)
         first.variance, first.lengthscale = variance, length * math.sqrt(self._n_inputs())
         first.mean = level * math.sqrt(1 + variance)
         first.coupling, first.kernel = min(self.coupling_, strength), "rbf"
         first.inducing, first.moments, first.solver = self.inducing_points_, "diagonal", "direct"
         first.optimize, first.calibrated, first.flags = (), False, False
-        first.slide_effect = 0.0
+        first.slide_effect, first.slide_context = 0.0, 0.0
         return suspicion(first.fit(bags, labels).predict_instances(bags))
 
     # --- Every bag left out -------------------------------------------------------------------
@@ -323,8 +339,9 @@ class TunedGP(FittedGP):
         plan = Plan(
             self._feature_map(), self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0,
             gp.inducing.cpu(), gp.L.cpu(), self.coupling_,
-            self._storage_dtype(cohort.whole.n_instances, len(gp.L)),
+            self._storage_dtype(cohort.whole.n_instances, gp.n_weights),
             LIKELIHOODS[self.moments], self.store, self.slide_effect_,
+            None if gp.context is None else gp.context.to("cpu"),
         )  # fmt: skip
         return cohort.problem(plan, self.mean_, gp.L.device)
 

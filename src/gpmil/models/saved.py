@@ -25,7 +25,8 @@ class SavedModel(BagClassifier):
 
     ARRAYS: ClassVar[saved_checks.Expected] = saved_checks.FEATURES  # fitted attributes
     NUMBERS: ClassVar[dict[str, saved_checks.Check]] = saved_checks.COHORT  # fitted attributes
-    LATER: ClassVar[dict[str, Any]] = {}  # numbers that models of earlier versions lack
+    # numbers that models of earlier versions lack, by the setting that came with them
+    LATER: ClassVar[dict[str, dict[str, Any]]] = {}
     NOT_SETTINGS: ClassVar[tuple[str, ...]] = ("device",)  # chosen anew where it is loaded
 
     def _check_settings(self) -> None:
@@ -65,16 +66,22 @@ class SavedModel(BagClassifier):
         saved_checks.check_known("settings", settings, known, cls.__name__)
         model = cls(**(settings | besides))
         saved_checks.as_damage("settings", model._check_settings)
-        new = {k: v for k, v in cls.LATER.items() if k.removesuffix("_") not in settings}
-        fitted = new | saved_checks.mapping(card, "fitted")
+        fitted = saved_checks.mapping(card, "fitted")
+        for setting, without in cls.LATER.items():
+            fitted = fitted if setting in settings else without | fitted
         saved_checks.check_numbers(fitted, cls.NUMBERS)
-        sizes = saved_checks.check_fitted(arrays, cls.ARRAYS, fitted, model.n_components)
+        sizes = saved_checks.check_fitted(arrays, cls._expected(arrays), fitted, model.n_components)
         for name in cls.ARRAYS:
             setattr(model, name, arrays.get(name))
         for name in cls.NUMBERS:
             setattr(model, name, fitted[name])
         model._restore(arrays, card, sizes)
         return model
+
+    @classmethod
+    def _expected(cls, arrays: Arrays) -> saved_checks.Expected:
+        """What the arrays of the folder must be."""
+        return cls.ARRAYS
 
     @classmethod
     def _settings_besides(cls, arrays: Arrays, card: Card, kernel: Any) -> dict[str, Any]:

@@ -25,6 +25,10 @@ from gpmil.process.kernels import KERNELS
 CPU = torch.device("cpu")
 LARGEST = 1e100  # of a setting: its square is still a number
 AGREEMENT = 1e-3  # of the largest number: another machine factors a stiff kernel a little otherwise
+FLOATS = (
+    *("variance_", "lengthscale_", "mean_", "coupling_", "slide_effect_", "slide_context_"),
+    *("slide_context_lengthscale_", "slide_context_scale_", "slide_context_level_"),
+)
 
 KERNEL_VALUES = {"kernel_values": Array(("M",), "finite", optional=True)}
 CROSS_FIT: saved_checks.Expected = {
@@ -110,7 +114,7 @@ class SavedGP(SparseGPModel):
     def _restore(self, arrays: Arrays, card: Card, sizes: saved_checks.Symbols) -> None:
         self.kernel_ = copy.deepcopy(self.kernel)
         named = isinstance(self.kernel_, str)
-        for name in ("variance_", "lengthscale_", "mean_", "coupling_", "slide_effect_"):
+        for name in FLOATS:
             if getattr(self, name, None) is not None:  # torch takes no int of more than 64 bits
                 setattr(self, name, float(getattr(self, name)))
                 if abs(getattr(self, name)) > LARGEST:
@@ -122,6 +126,7 @@ class SavedGP(SparseGPModel):
         if named == ("kernel_values" in arrays):
             raise Damaged(f"{FILE}: kernel_values: expected with a kernel object only")
         saved_checks.as_damage("settings", partial(self._check_given, sizes))
+        self._check_sizes(sizes)
         self._check_posterior()
         if not named:
             compare_kernel(self.kernel, self._inputs(self.inducing_points_, CPU), arrays)
@@ -133,6 +138,9 @@ class SavedGP(SparseGPModel):
             check_inducing(self.inducing, sizes["D"])
         if np.ndim(self.lengthscale) == 1:
             check_lengths(self.lengthscale, sizes["d"])
+
+    def _check_sizes(self, sizes: saved_checks.Symbols) -> None:
+        """Arrays that belong together, where a class has such."""
 
     def _check_posterior(self) -> None:
         """q(u) is there twice, whitened and not: both must agree by the kernel of the card."""

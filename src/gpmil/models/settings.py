@@ -29,6 +29,7 @@ def paper_settings(model: str = "VGPMILPRI") -> dict[str, Any]:
         "solver": "sweeps",
         "moments": "diagonal",
         "slide_effect": 0.0,
+        "slide_context": 0.0,
         "max_iter": 200,
         "H": 100.0,
         "expected_max": "largest",

@@ -28,6 +28,7 @@ from gpmil.models.checks import (
 from gpmil.models.saved import SavedModel
 from gpmil.process.features import FeatureMap, Rows
 from gpmil.process.kernels import Kernel
+from gpmil.process.slide_context import SlideContext
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP
 
 logger = logging.getLogger("gpmil")
@@ -161,7 +162,12 @@ class SparseGPModel(SavedModel):
     def _gp(self, device: torch.device) -> SparseGP:
         kernel = Kernel(self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0, device)
         inducing = self._inputs(self.inducing_points_, device)
-        return SparseGP.build(kernel, inducing, getattr(self, "slide_effect_", 0.0))
+        effect = getattr(self, "slide_effect_", 0.0)
+        return SparseGP.build(kernel, inducing, effect, self._context(device))
+
+    def _context(self, device: torch.device) -> SlideContext | None:
+        """What the mean of a slide adds to each of its patches, in models that have it."""
+        return None
 
     def _predictor(self, device: torch.device) -> Predictor:
         return Predictor.build(self._gp(device), self._posterior(device), self.mean_)

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 TINY = 1e-30  # a squared distance
+JITTER = 1e-6  # of the variance, on the diagonal of Kzz
 Length = float | Tensor
 
 

@@ -6,20 +6,20 @@ Whitened: Kzz + jitter = L L', u = L w, W = Kxz L^-T, so that f has mean c + W w
 R = I + W' Sigma W the covariance of q(w) is R^-1, and Sigma^u = L R^-1 L' (eq. sigma_u).
 
 Instances of one bag may share an effect s_b ~ N(0, tau^2): K becomes K + tau^2 11' inside a bag,
-and because Sigma 1 = 1 the covariance of m_b given f becomes Sigma_b + tau^2 11'.
+and because Sigma 1 = 1 the covariance of m_b given f becomes Sigma_b + tau^2 11'. A slide context
+(slide_context.py) adds M_s entries to w and gamma_s to K inside a bag.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpmil.coupling.operator import Part
-from gpmil.process.kernels import Kernel
-
-JITTER = 1e-6  # of the variance, on the diagonal of Kzz
+from gpmil.process.kernels import JITTER, Kernel
+from gpmil.process.slide_context import Sizes, SlideContext, bag_means, to_patches
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,50 @@ class SparseGP:
     inducing: Float[Tensor, "M d"]
     L: Float[Tensor, "M M"]
     effect: float = 0.0  # tau, the deviation of what the instances of one bag share
+    context: SlideContext | None = None  # what their mean adds to each of them
 
     @classmethod
     def build(
-        cls, kernel: Kernel, inducing: Float[Tensor, "M d"], effect: float = 0.0
+        cls,
+        kernel: Kernel,
+        inducing: Float[Tensor, "M d"],
+        effect: float = 0.0,
+        context: SlideContext | None = None,
     ) -> "SparseGP":
         """Factor Kzz + 1e-6 variance I (a kernel object: 1e-6 of its mean diagonal)."""
         Kzz = kernel(inducing, inducing)
         jitter = JITTER * (kernel.variance if kernel.named else Kzz.diagonal().mean())
         eye = torch.eye(len(Kzz), dtype=Kzz.dtype, device=Kzz.device)
-        return cls(kernel, inducing, psd_safe_cholesky(Kzz + jitter * eye), effect)
+        return cls(kernel, inducing, psd_safe_cholesky(Kzz + jitter * eye), effect, context)
+
+    @property
+    def shared(self) -> float:
+        """tau^2 + gamma_s: what instances of one bag have in common besides K."""
+        return self.effect**2 + (0.0 if self.context is None else self.context.variance)
+
+    @property
+    def n_weights(self) -> int:
+        """Entries of w: M, and M_s of the slide context."""
+        return len(self.L) + (0 if self.context is None else len(self.context.L))
+
+    @property
+    def factor(self) -> Float[Tensor, "k k"]:
+        """u = factor w: L, and L_s of the slide context below it."""
+        return self.L if self.context is None else torch.block_diag(self.L, self.context.L)
 
     def within(self, x: Float[Tensor, "*b n d"], y: Float[Tensor, "*b m d"]) -> Tensor:
-        """K + tau^2 of instances of one bag."""
+        """K + tau^2 + gamma_s of instances of one bag."""
         K = self.kernel(x, y)
-        return K + self.effect**2 if self.effect else K
+        return K + self.shared if self.shared else K
 
     def whiten(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
         """W = Kxz L^-T."""
         return torch.linalg.solve_triangular(self.L, self.kernel(self.inducing, x), upper=False).mT
+
+    def whiten_bags(self, x: Float[Tensor, "n d"], sizes: Sizes = None) -> Float[Tensor, "n k"]:
+        """[W, 1 v_b'] of whole bags, one after the other: with what their context adds."""
+        W = self.whiten(x)
+        return W if self.context is None else torch.cat([W, self.context.columns(x, sizes)], 1)
 
 
 @dataclass(frozen=True)
@@ -66,11 +91,11 @@ class Posterior:
 
     def mean_u(self, gp: SparseGP) -> Float[Tensor, " M"]:
         """mu^u = L w (eq. mu_u)."""
-        return gp.L @ self.w
+        return gp.factor @ self.w
 
     def covariance_u(self, gp: SparseGP) -> Float[Tensor, "M M"]:
         """Sigma^u = L R^-1 L' (eq. sigma_u)."""
-        root = torch.linalg.solve_triangular(self.chol_R, gp.L.mT, upper=False)
+        root = torch.linalg.solve_triangular(self.chol_R, gp.factor.mT, upper=False)
         return root.mT @ root
 
     def shrink(self, H: Float[Tensor, "*b n M"]) -> Float[Tensor, "*b M n"]:
@@ -88,7 +113,7 @@ class Predictor:
 
     gp: SparseGP
     c: float
-    columns: Float[Tensor, "M r1"]  # L^-T [w, Q diag(1 - 1/e)^.5]
+    columns: Float[Tensor, "k r1"]  # L^-T [w, Q diag(1 - 1/e)^.5]
 
     @classmethod
     def build(cls, gp: SparseGP, q: Posterior, c: float) -> "Predictor":
@@ -97,24 +122,38 @@ class Predictor:
         kept = e > 1 + 1e-13 * e[-1]
         root = Q[:, kept] * (1 - 1 / e[kept]).sqrt()
         right = torch.cat([q.w[:, None], root], dim=1)
-        return cls(gp, c, torch.linalg.solve_triangular(gp.L.mT, right, upper=True))
+        return cls(gp, c, torch.linalg.solve_triangular(gp.factor.mT, right, upper=True))
 
     def unsmoothed(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n r1"]:
-        """[W w, Y] before the coupling."""
-        rows = x.reshape(-1, x.shape[-1])
-        return (self.gp.kernel(rows, self.gp.inducing) @ self.columns).reshape(*x.shape[:-1], -1)
+        """[W w, Y] before the coupling, without what the slide's context adds."""
+        rows, own = x.reshape(-1, x.shape[-1]), self.columns[: len(self.gp.L)]
+        return (self.gp.kernel(rows, self.gp.inducing) @ own).reshape(*x.shape[:-1], -1)
+
+    def of_slides(self, means: Float[Tensor, "b d"]) -> Float[Tensor, "b r1"]:
+        """What the slide's context adds to every row of [W w, Y]; the coupling leaves it alone."""
+        assert self.gp.context is not None
+        context = self.gp.context
+        return context.kernel(context.frame(means)) @ self.columns[len(self.gp.L) :]
+
+    def at_level(self, level: float) -> "Predictor":
+        """The same where g has this mean in every slide; the variances stay."""
+        columns = self.columns.clone()
+        columns[len(self.gp.L) :, 0] = 0
+        return replace(self, c=self.c + level, columns=columns)
 
 
 def marginal(
-    predictor: Predictor, part: Part, x: Float[Tensor, "n d"]
+    predictor: Predictor, part: Part, x: Float[Tensor, "n d"], sizes: Sizes = None
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Mean and variance of every m*_i (eq. m_star), without any covariance between patches."""
     smooth = part.apply(predictor.unsmoothed(x))
-    # diag S_m = diag(Sigma) + diag(Sigma K Sigma) + tau^2 - diag((Sigma Y)(Sigma Y)')
+    if predictor.gp.context is not None:
+        smooth = smooth + to_patches(predictor.of_slides(bag_means(x, sizes)), len(x), sizes)
+    # diag S_m = diag(Sigma) + diag(Sigma K Sigma) + tau^2 + gamma_s - diag((Sigma Y)(Sigma Y)')
     variance = (
         part.diagonal()
         + part.congruence_diagonal(x, predictor.gp.kernel)
-        + predictor.gp.effect**2
+        + predictor.gp.shared
         - smooth[:, 1:].square().sum(1)
     )
     # mu_m = Sigma (c + W w) = c + Sigma W w, because Sigma 1 = 1
@@ -122,10 +161,19 @@ def marginal(
 
 
 def joint(
-    predictor: Predictor, sigma: Float[Tensor, "b n n"], x: Float[Tensor, "b n d"]
+    predictor: Predictor,
+    sigma: Float[Tensor, "b n n"],
+    x: Float[Tensor, "b n d"],
+    mask: Bool[Tensor, "b n"] | None = None,
 ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
-    """Mean and covariance of m* in b bags (eqs. f_star, m_star), Sigma given as matrices."""
+    """Mean and covariance of m* in b bags (eqs. f_star, m_star), Sigma given as matrices.
+
+    `mask` says which rows are instances; without it all of them are.
+    """
     before = predictor.unsmoothed(x)
+    if predictor.gp.context is not None:
+        means = x.mean(1) if mask is None else bag_means(x[mask], mask.sum(1))
+        before = before + predictor.of_slides(means)[:, None]
     Y = before[..., 1:]
     # S = K - Y Y' before the coupling;  S_m = Sigma + Sigma S Sigma'
     S = predictor.gp.within(x, x).baddbmm_(Y, Y.mT, alpha=-1)

@@ -23,6 +23,7 @@ CARD, FORMAT = "config.json", "gpmil-run"
 PREDICTIONS, LABELS, METRICS = "predictions.csv", "labels.csv", "metrics.json"
 PATCHES, ENDING = "patches", ".csv.gz"
 LEVEL = 0.9  # of the interval of a slide's probability
+EVIDENCE = ("evidence_patches", "evidence_slide")  # of models with a slide context
 NEEDED = ("slide", "patient", "probability", "log_odds", "decision", "label")
 GIVEN = ["slide", "label", "patient"]  # the columns of labels.csv
 FARTHEST = 1e10  # positions, whatever their unit: slides have some 1e5 pixels
@@ -66,6 +67,8 @@ SLIDE_COLUMNS = {
     "low": SHARE,
     "high": SHARE,
     "log_odds": Range(),  # of a certainty infinite
+    "evidence_patches": Range(),
+    "evidence_slide": Range(),
     "label": Range(only=(0, 1)),
 }
 PATCH_COLUMNS = {
@@ -224,8 +227,11 @@ def _check_keys(frame: pd.DataFrame, file: Path) -> None:
                 f"{file}: expected every slide with every coupling, found {len(fewer)} with fewer, "
                 f"{fewer.index[0]!r:.60} first. Changed by hand?"
             )
-    if ("low" in frame) != ("high" in frame):
-        raise BadFile(f"{file} has one of the columns 'low' and 'high' alone: changed by hand?")
+    for one, other in (("low", "high"), EVIDENCE):
+        if (one in frame) != (other in frame):
+            raise BadFile(
+                f"{file} has one of the columns {one!r} and {other!r} alone: changed by hand?"
+            )
 
 
 def _is_strength(text: str) -> bool:

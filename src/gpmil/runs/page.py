@@ -15,7 +15,7 @@ from gpmil.data.checks import count
 from gpmil.files.whole import write_whole
 from gpmil.models import BagClassifier
 from gpmil.runs.contents import PatchLabels, RunContents, has_patients
-from gpmil.runs.files import LABELS
+from gpmil.runs.files import EVIDENCE, LABELS
 from gpmil.runs.judge import NO_PATIENT, estimate_of
 from gpmil.show import heatmaps, plots
 from gpmil.show.report import Picture, Section, Table, page
@@ -25,6 +25,12 @@ SHOWN_ERRORS = 6  # slides with heat maps
 SHOWN_UNCERTAIN = 3  # slides with heat maps beside those
 PANEL = 2.3  # inches, of maps side by side
 SHOWN_SLIDES = 200  # rows of the slide table; all of them are in predictions.csv
+CONTEXT = (
+    "The model has a slide context: what a slide shows as a whole counts beside its patches. "
+    "Evidence is in log odds, patches and slide add up to those of the model before calibration. "
+    "A large part of the slide may be stain or site as well as disease, and one more benign patch "
+    "may lower a slide's probability."
+)
 SLIDE_METRICS = {
     "accuracy": "accuracy",
     "precision": "precision",
@@ -332,6 +338,8 @@ def _slides(run: RunContents) -> Section | None:
     least = run.slides.loc[order]
     more = len(run.slides) - SHOWN_SLIDES
     words = ["The least certain first."]
+    if set(EVIDENCE) <= set(run.slides):
+        words.append(CONTEXT)
     if more > 0:
         words.append(f"{more:,} more are in predictions.csv.")
     drawn = _worst(run)["slide"].unique()[:SHOWN_ERRORS] if len(run.known) else []
@@ -342,9 +350,15 @@ def _slides(run: RunContents) -> Section | None:
 def _slide_table(slides: pd.DataFrame) -> Table:
     optional = ("coupling", "repeat", "patient", "label", "decision")
     shown = ["slide", *(c for c in optional if c in slides and _said(slides[c]))]
-    columns = [*shown, "probability", "interval"]
+    split = [c for c in EVIDENCE if c in slides]
+    columns = [*shown, "probability", "interval", *(c.replace("_", ": ") for c in split)]
     rows = [
-        [*(_plain(row[c]) for c in shown), f"{row['probability']:.3f}", _interval(row)]
+        [
+            *(_plain(row[c]) for c in shown),
+            f"{row['probability']:.3f}",
+            _interval(row),
+            *(f"{row[c]:+.2f}" for c in split),
+        ]
         for _, row in slides.iterrows()
     ]
     strong = [k for k, (_, row) in enumerate(slides.iterrows()) if row.get("decision") == "refer"]

@@ -15,9 +15,10 @@ from jaxtyping import Int
 from gpmil.data.bags import Bags
 from gpmil.decide.refer import ReferRule
 from gpmil.models import BagClassifier, InstancePredictions
+from gpmil.models.base import Predictions
 from gpmil.models.checks import count, share
 from gpmil.models.fitted import FittedGP
-from gpmil.runs.files import LEVEL, coupling_folder, patch_path
+from gpmil.runs.files import EVIDENCE, LEVEL, coupling_folder, patch_path
 from gpmil.runs.workspace import Workspace, csv_bytes
 
 logger = logging.getLogger("gpmil")
@@ -118,12 +119,21 @@ def predict(
             "low": found.interval[:, 0],
             "high": found.interval[:, 1],
             "log_odds": found.log_odds,
+            **evidence(model, bags, found),
             "decision": decision,
             "label": [str(y) if y >= 0 else "" for y in bags.labels],
         }
     )
     patches = [] if found.instances is None else found.instances.split()
     return rows, [patch_table(each) for each in patches]
+
+
+def evidence(model: BagClassifier, bags: Bags, found: Predictions) -> dict[str, np.ndarray]:
+    """Log odds by patches and by the slide as a whole, of models with a slide context alone."""
+    if not isinstance(model, FittedGP) or model.slide_context_ == 0:
+        return {}
+    split = model.predict_evidence(bags, log_proba_negative=found.log_proba_negative)
+    return dict(zip(EVIDENCE, (split.patches, split.slide)))
 
 
 def patch_table(found: InstancePredictions) -> pd.DataFrame:

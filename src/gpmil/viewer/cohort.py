@@ -23,6 +23,7 @@ from gpmil import __version__
 from gpmil.files import persistence
 from gpmil.files.foreign import BadFile, read_json
 from gpmil.runs.files import (
+    EVIDENCE,
     LEVEL,
     PREDICTIONS,
     coupling_folder,
@@ -116,7 +117,7 @@ def open_run(folder: Path, name: str | None = None) -> ShownRun:
 
 def _predictions(folder: Path) -> pd.DataFrame:
     frame = read_predictions(folder, ["slide", "probability"])
-    for name in (*NUMBERS, "label"):
+    for name in (*NUMBERS, *EVIDENCE, "label"):
         frame[name] = frame.get(name, math.nan)
     for name in ("patient", "decision"):
         frame[name] = frame.get(name, "")
@@ -305,7 +306,8 @@ def _run_columns(run: ShownRun, names: Sequence[str]) -> dict[str, Any]:
 
 def _columns(table: pd.DataFrame, names: Sequence[str]) -> dict[str, list[Any]]:
     rows = table.reindex(names)
-    found: dict[str, list[Any]] = {c: _known(rows[c]) for c in NUMBERS}
+    split = [c for c in EVIDENCE if rows[c].notna().any()]  # of models with a slide context
+    found: dict[str, list[Any]] = {c: _known(rows[c]) for c in (*NUMBERS, *split)}
     return found | {"decision": rows["decision"].fillna("").tolist()}
 
 

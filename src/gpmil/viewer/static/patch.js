@@ -57,13 +57,19 @@ export class PatchPanel {
     byId("hand").hidden = i < 0;
     if (i < 0) return;
     const { patient, label, patches } = this.cohort.columns;
-    const { probability, low, high, decision } = predictions(this.cohort, panes[0]);
+    const own = predictions(this.cohort, panes[0]);
+    const { probability, low, high, decision } = own;
     const [p, truth] = [probability[i], label[i]];
     const facts = [];
     if (patient[i]) facts.push(["patient", patient[i]]);
     facts.push(["probability", p === null ? "not predicted" : String(p)]);
     const level = Math.round(100 * (this.cohort.runs[panes[0].run].level ?? 0.9));
     if ((low[i] ?? null) !== null) facts.push([`${level} % interval`, `${low[i]} to ${high[i]}`]);
+    const [byPatches, bySlide] = [own.evidence_patches?.[i], own.evidence_slide?.[i]];
+    if ((bySlide ?? null) !== null) {
+      const [first, second] = [byPatches, bySlide].map((v) => v.toFixed(2));
+      facts.push(["log odds", `${first} by patches, ${second} by the slide as a whole`]);
+    }
     if (decision[i]) facts.push(["decision", decision[i]]);
     if (truth !== null) {
       const word = truth === 1 ? "positive" : "negative";
