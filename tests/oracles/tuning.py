@@ -159,10 +159,32 @@ class Twin:
     def left_out(self):
         """log p(y_b) of every bag left out, by plain EP on the bag alone."""
         w = self.fit()
-        return np.array([self._score(b, w) for b in range(len(self.labels))])
+        return np.array([
+            self._score(b, self.direct_mean_without(b, w), self.covariance_without(b))
+            for b in range(len(self.labels))
+        ])  # fmt: skip
 
-    def _score(self, b, w):
-        mu, S = self.direct_mean_without(b, w), self.covariance_without(b)
+    def left_out_with_group(self, groups):
+        """The same with all bags of a group left out together: sums over them."""
+        w = self.fit()
+        return np.array([
+            self._score(b, *self.without_group(b, np.flatnonzero(groups == groups[b]), w))
+            for b in range(len(self.labels))
+        ])  # fmt: skip
+
+    def without_group(self, b, members, w):
+        """mu_b and S_b without any of the members."""
+        J, R, g = self.hessian(w), self.R, np.zeros(len(w))
+        for k in members:
+            gamma, A = self.derivatives(k, w)
+            J = J - self.H[k].T @ A @ self.H[k]
+            R = R - self.W[k].T @ self.H[k]
+            g = g + self.H[k].T @ gamma
+        W, S = self.W[b], self.Sigma[b]
+        mu = self.mu(b, w - np.linalg.inv(J) @ g)
+        return mu, S + S @ (self.K[b] - W @ W.T + W @ np.linalg.inv(R) @ W.T) @ S
+
+    def _score(self, b, mu, S):
         found = ep(torch.from_numpy(mu)[None], torch.from_numpy(S)[None], tol=1e-10)
         log_p = float(found.log_p[0])
         return np.log(-np.expm1(log_p)) if self.labels[b] else log_p

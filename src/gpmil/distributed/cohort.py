@@ -266,7 +266,22 @@ def joined(parts: Sequence[Facts]) -> Facts:
         first.class_names,
         _said_by_all(parts),
         np.concatenate(given) if given else None,
+        _groups_of_all(parts),
     )
+
+
+def _groups_of_all(parts: Sequence[Facts]) -> np.ndarray | None:
+    """The patients of all bags, by name; None where a partition does not know its own."""
+    given = [part.groups for part in parts if part.groups is not None]
+    if len(given) < len(parts):
+        if given:
+            logger.warning(
+                "%d of %d partitions name the patients (groups) of their bags: learning leaves "
+                "out bags, not patients. Give groups= everywhere.",
+                len(given), len(parts),
+            )  # fmt: skip
+        return None
+    return np.concatenate([groups.astype(str) for groups in given])
 
 
 def _said_by_all(parts: Sequence[Facts]) -> dict[str, Any]:

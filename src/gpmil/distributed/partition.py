@@ -14,7 +14,7 @@ import gpytorch
 import numpy as np
 import scipy.sparse as sp
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from gpmil.coupling.operator import dense_parts, instance_rows, runs
@@ -49,13 +49,14 @@ class Facts:
     class_names: tuple[str, str] | None
     extraction: dict[str, Any]  # as in Bags.facts
     y: np.ndarray | None = None  # labels that were given beside the bags
+    groups: Shaped[np.ndarray, " B"] | None = None  # patients
 
     @classmethod
     def of(cls, bags: Bags, y: np.ndarray | None = None) -> "Facts":
         """The facts of some bags."""
         return cls(
             bags.names, bags.labels, bags.sizes, bags.n_features, bags.adjacency.nnz // 2,
-            bags.graph, bags.has_geometry, bags.class_names, dict(bags.facts), y,
+            bags.graph, bags.has_geometry, bags.class_names, dict(bags.facts), y, bags.groups,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -292,12 +293,15 @@ class Partition:
             found[numbers] = leave_out.scores_without(bag, at, mean).cpu()
         return found
 
-    def padded(self) -> Iterator[tuple[Int[np.ndarray, " b"], Bag]]:
-        """The bags as `leave_out` takes them, in batches, with their numbers."""
+    def padded(
+        self, chosen: Int[np.ndarray, " k"] | None = None
+    ) -> Iterator[tuple[Int[np.ndarray, " b"], Bag]]:
+        """All or some bags as `leave_out` takes them, in batches, with their numbers."""
         assert self._plan is not None and self.positive is not None
-        positive, every = torch.from_numpy(self.positive).to(self.device), np.arange(len(self.bags))
+        positive = torch.from_numpy(self.positive).to(self.device)
+        chosen = np.arange(len(self.bags)) if chosen is None else chosen
         adjacency, offsets = self.bags.adjacency, self.bags.offsets
-        for part in dense_parts(adjacency, offsets, every, self._plan.strength, self.device):
+        for part in dense_parts(adjacency, offsets, chosen, self._plan.strength, self.device):
             x = self._inputs(part.rows)
             yield part.bags, leave_out.padded_bag(self._gp, part, x, positive[part.bags])
 

@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from gpmil.data.bags import Bags
@@ -73,3 +73,14 @@ class WholeCohort:
         """log p(y_b) of every bag under the fit without it."""
         padded = self.partition.padded()
         return inference.leave_one_bag_out(problem, padded, w, direct).cpu().numpy()
+
+    def leave_one_group_out(
+        self,
+        problem: Problem,
+        w: Float[Tensor, " M"],
+        direct: bool,
+        groups: Shaped[np.ndarray, " B"],
+    ) -> Float[np.ndarray, " B"]:
+        """log p(y_b) of every bag under the fit without any bag of its group."""
+        padded = self.partition.padded
+        return inference.leave_one_group_out(problem, padded, groups, w, direct).cpu().numpy()

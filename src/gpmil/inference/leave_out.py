@@ -148,8 +148,8 @@ def shortened(step: Float[Tensor, "b p"], plain: Float[Tensor, "b p"]) -> Float[
 
 
 def diagonal_slope(
-    bag: Bag, mu: Float[Tensor, "b p"], G: Float[Tensor, "b p p"]
-) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p p"]]:
+    bag: Bag, mu: Float[Tensor, "b p"], G: Float[Tensor, "b p k"]
+) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p k"]]:
     """E and D G, D = dE/dmu, of independent patches."""
     E, _, D = patches(bag).jacobian(mu[bag.mask])
     E, slope, left, right = (spread(bag, x) for x in (E, D.diagonal, D.left, D.right))
@@ -175,7 +175,11 @@ def covariance(bag: Bag, at: Optimum) -> Float[Tensor, "b p p"]:
     """S_-b, the covariance of m_b under q(u) without bag b."""
     G = bag.H @ at.R_inverse @ bag.H.mT
     # H (R - H'S^-1 H)^-1 H' = G + G (S - G)^-1 G,  S = Sigma + tau^2 11'
-    back = G + G @ solve(bag.given_f - G, G)
+    return covariance_from(bag, G + G @ solve(bag.given_f - G, G))
+
+
+def covariance_from(bag: Bag, back: Float[Tensor, "b p p"]) -> Float[Tensor, "b p p"]:
+    """S = Sigma + Sigma (K - W W') Sigma + `back`, which is H R^-1 H' of the fit in question."""
     S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT + back
     return (S + S.mT) / 2
 

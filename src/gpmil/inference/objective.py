@@ -1,8 +1,8 @@
 """The mean leave-one-bag-out log likelihood of a cohort at given settings, and its gradient.
 
-The fit is the maximum w of the collapsed bound, a bag is left out of it as leave_out.py does. The
-gradient in the settings z goes through the optimum: with g(w, z) = 0 the condition for w and
-J = -dg/dw,
+The fit is the maximum w of the collapsed bound, a bag is left out of it as leave_out.py does, the
+bags of a patient together as leave_groups.py does. The gradient in the settings z goes through
+the optimum: with g(w, z) = 0 the condition for w and J = -dg/dw,
 
     d LOO / dz = LOO_z + LOO_w' J^-1 g_z.
 
@@ -10,7 +10,8 @@ Distances between instances and inducing points are kept, so that another z cost
 bags go in batches of similar size, so that nothing larger than a few bags is differentiated.
 """
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,13 +19,14 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from gpytorch.kernels import Kernel as GPyTorchKernel
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num, Shaped
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpmil.coupling.operator import Edges, Precision, bags_block, batches, padded_precision
-from gpmil.inference import leave_out
+from gpmil.inference import leave_groups, leave_out
 from gpmil.inference import solvers as inference
+from gpmil.inference.leave_groups import Parcel, Without, collected
 from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
@@ -82,6 +84,8 @@ class Batch:
     edges: Edges  # the same without padding
     to_inducing: Float[Tensor, "n j"]  # (n, M), or the inputs themselves, (n, d)
     within: Float[Tensor, "b p k"]  # (b, p, p), or (b, p, d)
+    parcel: int = 0
+    group: Int[Tensor, " b"] | None = None  # in the parcel; None: every bag is left out alone
 
 
 class SlidesInContext(NamedTuple):
@@ -104,25 +108,41 @@ class Cohort:
     kept: list[Batch] = field(default_factory=list)
     relevance: bool = False  # every column has a weight: batches then hold inputs, not distances
     context: SlidesInContext | None = None  # None where gamma_s is 0
+    groups: Shaped[np.ndarray, " B"] | None = None  # whose bags are left out together: patients
 
     @property
     def formula(self) -> Formula:
         """The kernel as a function of what can be kept."""
         return formula_of(self.kernel, self.inputs.device)
 
-    def batches(self) -> Iterator[Batch]:
-        """All bags; kept where memory allows, otherwise made again every time."""
+    @functools.cached_property
+    def parcels(self) -> list[Parcel]:
+        """The bags that are left out alone, then the others, some groups at a time."""
+        return leave_groups.parcels(self.groups, len(self.positive), len(self.inducing))
+
+    def batches(self, parcel: int | None = None) -> Iterator[Batch]:
+        """All bags or a parcel; kept where memory allows, otherwise made again every time."""
+        sizes, every = np.diff(self.offsets), range(len(self.parcels))
+        small = len(self.inducing) * sizes.sum() + 2 * (sizes**2).sum() <= KEPT_ELEMENTS
+        if small and not self.kept:
+            self.kept.extend(list(self._made(every)))
         if self.kept:
-            yield from self.kept
-            return
-        sizes = np.diff(self.offsets)
-        made: Iterator[Batch] = (
-            self._batch(b) for b in batches(np.arange(len(sizes)), sizes, self.inputs.device)
-        )
-        if len(self.inducing) * sizes.sum() + 2 * (sizes**2).sum() <= KEPT_ELEMENTS:
-            self.kept.extend(list(made))
-            made = iter(self.kept)
-        yield from made
+            yield from (batch for batch in self.kept if parcel in (None, batch.parcel))
+        else:
+            yield from self._made(every if parcel is None else [parcel])
+
+    def _made(self, parcels: Iterable[int]) -> Iterator[Batch]:
+        sizes, most = np.diff(self.offsets), leave_groups.at_once(len(self.inducing))
+        for k in parcels:
+            chosen, group = self.parcels[k]
+            for bags in batches(chosen, sizes, self.inputs.device):
+                if group is None:
+                    yield self._batch(bags)
+                    continue
+                for some in np.split(bags, range(most, len(bags), most)):
+                    own = torch.from_numpy(group[np.searchsorted(chosen, some)])
+                    found = self._batch(some)
+                    yield replace(found, parcel=k, group=own.to(self.inputs.device))
 
     def _batch(self, bags: np.ndarray) -> Batch:
         device = self.inputs.device
@@ -249,24 +269,69 @@ def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) 
     return Fit(L, at, theta, v)
 
 
+class Held(NamedTuple):
+    """What bags are made from, batch by batch: the settings, chol(Kzz), and v; or its leaves."""
+
+    theta: Theta
+    L: Float[Tensor, "M M"]
+    v: Float[Tensor, "B m"] | None = None
+
+
 def bag_scores(cohort: Cohort, found: Fit) -> Float[Tensor, " B"]:
     """log p(y_b) of every bag left out, by plain EP, in the order of the cohort."""
     out = torch.full((len(cohort.positive),), torch.nan, dtype=torch.float64)
-    for batch in cohort.batches():
-        bag = bag_of(cohort, batch, found.theta, found.L, found.v)
-        mu = leave_out.mean_direct(bag, found.at)
-        S = leave_out.covariance(bag, found.at)
-        out[torch.from_numpy(batch.bags)] = leave_out.smooth_scores(bag, mu, S).cpu()
+    held = Held(found.theta, found.L, found.v)
+    for k in range(len(cohort.parcels)):
+        left = _without(cohort, k, held, found.at)
+        for batch in cohort.batches(k):
+            bag = bag_of(cohort, batch, *held)
+            scores = leave_out.smooth_scores(bag, *_predicted(bag, batch, found.at, left))
+            out[torch.from_numpy(batch.bags)] = scores.cpu()
     return out
+
+
+def _without(cohort: Cohort, k: int, held: Held, at: Optimum) -> Without | None:
+    """The fit without each group of a parcel; None where bags are left out alone."""
+    sums = _group_sums(cohort, k, held, at)
+    return None if sums is None else leave_groups.without(sums, at)
+
+
+def _group_sums(cohort: Cohort, k: int, held: Held, at: Optimum) -> leave_groups.Shares | None:
+    count = cohort.parcels[k].n_groups
+    if not count:
+        return None
+
+    def shares() -> Iterator[tuple[Tensor, leave_groups.Shares]]:
+        for batch in cohort.batches(k):
+            assert batch.group is not None
+            bag = bag_of(cohort, batch, *held, with_K=False)
+            yield batch.group, leave_groups.share_of_bound(bag, at)
+
+    return leave_groups.summed(count, shares())
+
+
+def _predicted(bag: Bag, batch: Batch, at: Optimum, left: Without | None) -> tuple[Tensor, Tensor]:
+    """mu and S of every bag without it, or without its group."""
+    if left is None or batch.group is None:
+        return leave_out.mean_direct(bag, at), leave_out.covariance(bag, at)
+    return leave_groups.predicted(bag, batch.group, at.c, left)
 
 
 def value(
     cohort: Cohort, settings: Settings, start: Tensor | None = None
 ) -> tuple[float, Float[Tensor, " M"]]:
     """The mean leave-one-bag-out log likelihood, and w."""
+    scores, w = left_out(cohort, settings, start)
+    return float(scores.mean()), w
+
+
+def left_out(
+    cohort: Cohort, settings: Settings, start: Tensor | None = None
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " M"]]:
+    """The log likelihood of every bag without it (without its patient), and w."""
     with torch.no_grad():
         found = fit(cohort, theta_of(settings, cohort.inputs.device), start)
-        return float(bag_scores(cohort, found).mean()), found.at.w
+        return bag_scores(cohort, found), found.at.w
 
 
 def theta_of(
@@ -329,14 +394,6 @@ def gradient(
     )
 
 
-class Held(NamedTuple):
-    """The leaves that collect derivatives batch by batch: the settings, chol(Kzz), and v."""
-
-    theta: Theta
-    L: Float[Tensor, "M M"]
-    v: Float[Tensor, "B m"] | None = None
-
-
 def _leaf(x: Tensor) -> Tensor:
     return x.detach().requires_grad_()
 
@@ -344,13 +401,30 @@ def _leaf(x: Tensor) -> Tensor:
 def _score_at(cohort: Cohort, held: Held, at: Optimum) -> float:
     """The score with w, R and J held; their adjoints are collected on the way."""
     total = 0.0
-    for batch in cohort.batches():
-        bag = bag_of(cohort, batch, *held)
-        mu, S = leave_out.mean_direct(bag, at), leave_out.covariance(bag, at)
-        part = leave_out.smooth_scores(bag, mu, S).sum() / len(cohort.positive)
-        part.backward()
-        total += float(part.detach())
+    for k in range(len(cohort.parcels)):
+        with torch.no_grad():
+            sums = _group_sums(cohort, k, held, at)
+        left = None if sums is None else leave_groups.Leaves.of(sums, at)
+        for batch in cohort.batches(k):
+            bag = bag_of(cohort, batch, *held)
+            made = _predicted(bag, batch, at, None if left is None else left.without)
+            part = leave_out.smooth_scores(bag, *made).sum() / len(cohort.positive)
+            part.backward()
+            total += float(part.detach())
+        if left is not None:
+            _through_groups(cohort, k, held, at, left.adjoint())
     return total
+
+
+def _through_groups(
+    cohort: Cohort, k: int, held: Held, at: Optimum, adjoint: leave_groups.Shares
+) -> None:
+    """What the sums of the groups add."""
+    for batch in cohort.batches(k):
+        bag = bag_of(cohort, batch, *held, with_K=False)
+        shares = leave_groups.share_of_bound(bag, at)
+        parts = [(x * bar[batch.group]).sum() for x, bar in zip(shares, adjoint)]
+        torch.stack(parts).sum().backward()
 
 
 def _through_matrices(cohort: Cohort, held: Held, w: Tensor, R_bar: Tensor, J_bar: Tensor) -> None:
@@ -370,8 +444,3 @@ def _through_optimum(cohort: Cohort, held: Held, w: Tensor, v: Tensor) -> None:
         bag = bag_of(cohort, batch, *held, with_K=False)
         gamma = leave_out.curvature(bag, held.theta.mean + bag.H @ w).gamma
         ((bag.H @ v) * gamma).sum().backward()
-
-
-def collected(x: Tensor) -> Tensor:
-    """What was collected; zero where the score does not depend on x."""
-    return torch.zeros_like(x) if x.grad is None else x.grad

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import scipy.sparse as sp
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from gpmil.fast.lanes import in_lanes
-from gpmil.inference import fused, leave_out
+from gpmil.inference import fused, leave_groups, leave_out
+from gpmil.inference.leave_groups import Padded
 from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk, Piece
 from gpmil.inference.stores import Gathered, Source, gather
@@ -377,6 +378,18 @@ def leave_one_bag_out(
     found = [(numbers, leave_out.scores_without(bag, at, mean)) for numbers, bag in bags]
     order = np.argsort(np.concatenate([numbers for numbers, _ in found]))
     return torch.cat([scores for _, scores in found])[torch.from_numpy(order)]
+
+
+def leave_one_group_out(
+    problem: Problem, padded: Padded, groups: Shaped[np.ndarray, " B"], w: Tensor, direct: bool
+) -> Float[Tensor, " B"]:
+    """The same under the fit without any bag of its group; `padded` gives chosen bags."""
+    at, mean = without_each_bag(problem, w, direct)
+    coupled = any(piece.likelihood.moments_are_gradient for piece in problem.chunks)
+    share: leave_groups.Share = leave_groups.share_of_bound
+    if not direct or coupled:
+        share = functools.partial(leave_groups.share_of_fixed_point, coupled=coupled)
+    return leave_groups.scores_without(padded, groups, at, mean, share)
 
 
 def without_each_bag(

@@ -20,7 +20,8 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 from torch import Tensor
 
-from gpmil.inference.objective import Cohort, Settings, collected, gradient, value
+from gpmil.inference.leave_groups import collected
+from gpmil.inference.objective import Cohort, Settings, gradient, value
 
 logger = logging.getLogger("gpmil")
 
@@ -109,6 +110,16 @@ class Space:
         """How far z may go."""
         ends = (*LOWEST, *CONTEXT_LOWEST), (*HIGHEST, *CONTEXT_HIGHEST)
         return list(zip(*(self.z(end) for end in ends), strict=True))
+
+    def place(self, settings: Settings) -> Float[np.ndarray, " k"]:
+        """z of some settings."""
+        root = math.sqrt(1 + settings.variance)
+        length, level = settings.lengthscale / self.root_dim, settings.mean / root
+        return self.z(tuple(settings._replace(lengthscale=length, mean=level)))
+
+    def without(self, name: str) -> "Space":
+        """The same with a setting fixed at 0."""
+        return replace(self, fixed=self.fixed | {name: 0.0})
 
     def log_prior(self, z: Float[Tensor, " k"]) -> Float[Tensor, ""]:
         """A weak prior: what few bags leave open stays where models of this kind work."""
@@ -203,17 +214,22 @@ class Search:
 def search(cohort: Cohort, space: Space, budget: int) -> Search:
     """Climb the leave-one-bag-out likelihood with about `budget` fits' worth of work."""
     found, begin = started(cohort, space, budget)
+    climb(found, begin)
+    return found
+
+
+def climb(found: Search, begin: Float[np.ndarray, " k"]) -> None:
+    """L-BFGS from a point, as far as the budget goes."""
     with contextlib.suppress(Spent):
-        if space.learned:
+        if found.space.learned:
             minimize(
                 lambda z: tuple(-a for a in found.slopes(z)),
                 begin,
                 jac=True,
                 method="L-BFGS-B",
-                bounds=space.bounds,
+                bounds=found.space.bounds,
                 options={"ftol": 1e-5, "gtol": 1e-4},
             )
-    return found
 
 
 def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np.ndarray, " k"]]:

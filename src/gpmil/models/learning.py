@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel as GPyTorchKernel
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from scipy.special import ndtri
 from torch import Tensor
 
 from gpmil.data.bags import Bags
+from gpmil.data.folds import codes
 from gpmil.distributed import Facts, Plan, WholeCohort
+from gpmil.inference import leave_groups, tuning
 from gpmil.inference import solvers as inference
-from gpmil.inference import tuning
 from gpmil.inference.objective import Cohort, Settings, SlidesInContext, StoredRows
 from gpmil.inference.pieces import LIKELIHOODS
 from gpmil.inference.tuning import Space
@@ -69,10 +70,24 @@ def is_small(sizes: Int[np.ndarray, " B"]) -> bool:
     return len(sizes) <= MOST_BAGS and int(sizes.max()) <= MOST_INSTANCES
 
 
-def subsample(labels: Int[np.ndarray, " B"], seed: int) -> Int[np.ndarray, " b"]:
-    """The bags to tune on: all, or 500 with the classes in their proportion."""
+def left_out_together(
+    labels: Int[np.ndarray, " B"], groups: Shaped[np.ndarray, " B"] | None
+) -> Shaped[np.ndarray, " B"] | None:
+    """The patients, where one has several bags and each class is found in two patients."""
+    if groups is None or not leave_groups.together(groups):
+        return None
+    patients = [len(np.unique(groups[labels == y])) for y in (0, 1)]
+    return groups if min(patients) > 1 else None
+
+
+def subsample(
+    labels: Int[np.ndarray, " B"], seed: int, groups: Shaped[np.ndarray, " B"] | None = None
+) -> Int[np.ndarray, " b"]:
+    """The bags to tune on: all, or 500 with the classes in their proportion, patients whole."""
     if len(labels) <= MOST_BAGS:
         return np.arange(len(labels))
+    if groups is not None:
+        return whole_patients(labels, groups, seed)
     logger.info("tuning on a stratified subsample of %d of %d bags", MOST_BAGS, len(labels))
     rng = np.random.default_rng(seed)
     positive, negative = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
@@ -86,6 +101,32 @@ def subsample(labels: Int[np.ndarray, " B"], seed: int) -> Int[np.ndarray, " b"]
         ]
     )
     return np.sort(chosen)
+
+
+def whole_patients(
+    labels: Int[np.ndarray, " B"], groups: Shaped[np.ndarray, " B"], seed: int
+) -> Int[np.ndarray, " b"]:
+    """At most 500 bags of whole patients, those with a positive bag in their proportion.
+
+    Patients come in random order; one with more bags than there is room for is passed over.
+    """
+    code, rng = codes(groups), np.random.default_rng(seed)
+    sizes, positive = np.bincount(code), np.bincount(code, labels == 1) > 0
+    chosen = np.zeros(len(sizes), dtype=bool)
+    for kind in (positive, ~positive):
+        room = round(MOST_BAGS * sizes[kind].sum() / len(labels))
+        for patient in rng.permutation(np.flatnonzero(kind)):
+            if sizes[patient] <= room:
+                chosen[patient] = True
+                room -= sizes[patient]
+    bags = np.flatnonzero(chosen[code])
+    if left_out_together(labels[bags], groups[bags]) is None:
+        return subsample(labels, seed)  # patients too large, or too few of them
+    logger.info(
+        "tuning on a subsample of %d of %d patients, %d of %d bags",
+        chosen.sum(), len(sizes), len(bags), len(labels),
+    )  # fmt: skip
+    return bags
 
 
 def thinned_rows(
@@ -120,6 +161,7 @@ def cohort(
     inputs: Callable[[np.ndarray], Tensor],
     inducing: Float[Tensor, "M d"],
     kernel: str | GPyTorchKernel,
+    groups: Shaped[np.ndarray, " B"] | None = None,
 ) -> Cohort:
     """The chosen rows of the bags as tuning takes them; many are converted batch by batch."""
     sizes = np.bincount(bags.bag_index[rows], minlength=len(bags))
@@ -131,7 +173,7 @@ def cohort(
         made = inputs(bags.features[rows])
     else:
         made = StoredRows(bags.features, rows, inputs, shape, inducing.device)
-    return Cohort(made, inducing, adjacency, offsets, positive, kernel)
+    return Cohort(made, inducing, adjacency, offsets, positive, kernel, groups=groups)
 
 
 def learn(
@@ -204,9 +246,9 @@ class TunedGP(FittedGP):
         names, budget = self._learned_names(), int(self.tuning_budget)
         ard = "lengthscale" in names and is_word(self.lengthscale, "ard")
         self._check_learnable(labels, ard)
-        chosen = subsample(labels, self._seed())
+        chosen, groups = self._learned_from(labels, cohort.whole.groups)
         kernels = AUTO_KERNELS if is_word(self.kernel, "auto") else (self.kernel_,)
-        made = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], device)
+        made = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], device, groups)
         found = learn(made, kernels, self._space(cohort.whole, names), budget)
         self.kernel_ = found.kernel
         if self.variance_ is not None:
@@ -221,9 +263,23 @@ class TunedGP(FittedGP):
             self._weigh_columns(weights)
         self._warn_of_guessing(labels[chosen])
         logger.info(
-            "learned from %d bags: %s; leave-one-bag-out log likelihood %.4f per bag",
-            len(chosen), tuning.in_words(found.settings), self.loo_log_likelihood_,
+            "learned from %d bags: %s; leave-one-%s-out log likelihood %.4f per bag",
+            len(chosen), tuning.in_words(found.settings), "bag" if groups is None else "patient",
+            self.loo_log_likelihood_,
         )  # fmt: skip
+
+    def _learned_from(
+        self, labels: Int[np.ndarray, " B"], groups: Shaped[np.ndarray, " B"] | None
+    ) -> tuple[Int[np.ndarray, " b"], Shaped[np.ndarray, " b"] | None]:
+        """The bags that are looked at, and the patients among them that are left out together."""
+        whole = left_out_together(labels, groups)
+        if whole is None and leave_groups.together(groups):
+            logger.warning(
+                "all bags of a class are of one patient (group): learning leaves out bags, not "
+                "patients, and flatters settings that profit from slides of the same patient."
+            )
+        chosen = subsample(labels, self._seed(), whole)
+        return chosen, None if whole is None else left_out_together(labels[chosen], whole[chosen])
 
     def _check_learnable(self, labels: Int[np.ndarray, " B"], ard: bool) -> None:
         if (np.bincount(labels, minlength=2) < 2).any():
@@ -240,12 +296,15 @@ class TunedGP(FittedGP):
                 "'auto'."
             )
 
-    def _tuning_cohort(self, bags: Bags, labels: np.ndarray, device: torch.device) -> Cohort:
+    def _tuning_cohort(
+        self, bags: Bags, labels: np.ndarray, device: torch.device, groups: np.ndarray | None
+    ) -> Cohort:
         rows = thinned_rows(bags, lambda b: self._first_look(b, labels))
         inducing = self._inputs(self.inducing_points_, device)
         made = cohort(
-            bags, rows, labels == 1, lambda x: self._inputs(x, device), inducing, self.kernel_
-        )
+            bags, rows, labels == 1, lambda x: self._inputs(x, device), inducing, self.kernel_,
+            groups,
+        )  # fmt: skip
         return replace(made, context=self._slides_in_context(bags, device))
 
     def _slides_in_context(self, bags: Bags, device: torch.device) -> SlidesInContext | None:
@@ -306,6 +365,13 @@ class TunedGP(FittedGP):
         `bags` (and y) are those the model was fitted on. Bag b is taken out by one Newton step of
         the problem without it; inducing points and settings stay.
         """
+        return self._leave_out(bags, y, patients=False)
+
+    def leave_one_patient_out(self, bags, y=None) -> Float[np.ndarray, " B"]:
+        """The same under the fit without any bag of its patient (`bags.groups`)."""
+        return self._leave_out(bags, y, patients=True)
+
+    def _leave_out(self, bags, y, patients: bool) -> Float[np.ndarray, " B"]:
         bags = self._check_predictable(bags)
         labels, _ = training_labels(bags, y)
         device = resolve_device(self.device)
@@ -319,7 +385,24 @@ class TunedGP(FittedGP):
                     "the fit has no meaning. Pass the training bags."
                 )
             self._check_same_labels(problem, q.w)
-            return cohort.leave_one_bag_out(problem, q.w, self.solver == "direct")
+            direct = self.solver == "direct"
+            if not patients or bags.groups is None:
+                return cohort.leave_one_bag_out(problem, q.w, direct)
+            return cohort.leave_one_group_out(problem, q.w, direct, bags.groups)
+
+    def _final_score(
+        self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], problem: inference.Problem,
+        w: Float[Tensor, " M"],
+    ) -> None:  # fmt: skip
+        """`loo_log_likelihood_` of the fit itself, with its solver, where tuning saw all bags."""
+        if self.tuning_trace_ is None or not is_small(cohort.whole.sizes):
+            return
+        direct, groups = self.solver == "direct", left_out_together(labels, cohort.whole.groups)
+        if groups is None:
+            self.loo_log_likelihood_ = float(cohort.leave_one_bag_out(problem, w, direct).mean())
+        elif isinstance(cohort, WholeCohort):  # over partitions it stays that of the search
+            left_out = cohort.leave_one_group_out(problem, w, direct, groups)
+            self.loo_log_likelihood_ = float(left_out.mean())
 
     def _check_same_labels(self, problem: inference.Problem, w: torch.Tensor) -> None:
         """R holds no labels; the condition that w fulfils does."""

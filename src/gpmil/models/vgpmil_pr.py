@@ -26,7 +26,7 @@ from gpmil.inference.stores import STORES
 from gpmil.models.base import progress_shown, resolve_device
 from gpmil.models.checks import count, flag, generator, is_word, number, one_of, word_or_number
 from gpmil.models.cross_fit import CrossFit, planned_folds
-from gpmil.models.learning import TunedGP, is_small
+from gpmil.models.learning import TunedGP
 from gpmil.models.sparse import DTYPES, TrainingCohort
 from gpmil.process import features
 from gpmil.process.sparse_gp import Posterior, SparseGP
@@ -181,9 +181,7 @@ class VGPMILPR(TunedGP):
         problem = self._problem(gp, cohort)
         q = self._settle(gp, problem)
         self._keep_level(gp, q, slides)
-        if self.tuning_trace_ is not None and is_small(facts.sizes):
-            left_out = cohort.leave_one_bag_out(problem, q.w, self.solver == "direct")
-            self.loo_log_likelihood_ = float(left_out.mean())
+        self._final_score(cohort, labels, problem, q.w)
         if bags is not None and fold is not None:
             self.cross_fit_ = CrossFit.fit(self, bags, labels, fold, bool(self.calibrated))
 

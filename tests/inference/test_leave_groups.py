@@ -1,0 +1,182 @@
+"""All bags of a patient left out together: against twins, finite differences and refits."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from oracles.tuning import Twin, standard_cohort
+from synthetic import pri, some_inducing
+
+from gpmil.distributed import Local, cohort
+from gpmil.inference import leave_groups, objective
+from gpmil.inference.objective import Cohort, Settings
+from gpmil.models import learning
+
+NUMBERS = Settings(3.0, 2.0, -1.0, 0.7)
+WITH_EFFECT = NUMBERS._replace(slide_effect=0.6)
+PATIENTS = np.array([0, 1, 0, 2, 3, 1, 1, 4, 5, 5])  # three bags, two, and one
+
+
+@pytest.fixture(scope="module")
+def bags():
+    """Bags of four to six instances: two batches, with padding."""
+    return standard_cohort(seed=5, n_bags=10, sizes=(4, 6)).with_groups(PATIENTS)
+
+
+@pytest.fixture(scope="module")
+def Z(bags):
+    return some_inducing(bags, 6)
+
+
+def cohort_of(bags, Z, groups):
+    x, positive = torch.from_numpy(bags.features.astype(float)), bags.labels == 1
+    Z = torch.from_numpy(Z)
+    return Cohort(x, Z, bags.adjacency, bags.offsets, positive, "rbf", groups=groups)
+
+
+def model_of(Z, **settings):
+    return pri(
+        variance=3.0, lengthscale=2.0, mean=-1.0, coupling=0.7, inducing=Z, standardize=False,
+        **settings,
+    )  # fmt: skip
+
+
+def test_groups_left_out_equal_the_twin(bags, Z):
+    found = objective.left_out(cohort_of(bags, Z, PATIENTS), NUMBERS)[0].numpy()
+    expected = Twin(bags, Z, *NUMBERS[:4]).left_out_with_group(PATIENTS)
+    assert np.allclose(found, expected, rtol=1e-6)
+    alone = objective.left_out(cohort_of(bags, Z, None), NUMBERS)[0].numpy()
+    lonely = np.isin(PATIENTS, [2, 3, 4])
+    assert np.allclose(found[lonely], alone[lonely], rtol=1e-10)
+    assert (np.abs(found - alone)[~lonely] > 1e-3).all()
+
+
+def test_the_gradient_is_that_of_the_value(bags, Z, monkeypatch):
+    monkeypatch.setattr("gpmil.moments.orthant.SMOOTH_TOLERANCE", 1e-9)
+    made = cohort_of(bags, Z, PATIENTS)
+    found = objective.gradient(made, WITH_EFFECT)
+    assert found.score == pytest.approx(objective.value(made, WITH_EFFECT)[0], abs=1e-9)
+    for name, slope in found.settings._asdict().items():
+        up, down = (
+            objective.value(made, WITH_EFFECT._replace(**{name: getattr(WITH_EFFECT, name) + h}))[0]
+            for h in (1e-3, -1e-3)
+        )
+        assert slope == pytest.approx((up - down) / 2e-3, rel=1e-4), name
+
+
+def test_groups_of_one_bag_change_no_bit(bags, Z):
+    plain, own = (cohort_of(bags, Z, groups) for groups in (None, np.arange(10)[::-1]))
+    assert torch.equal(*(objective.left_out(made, NUMBERS)[0] for made in (plain, own)))
+    assert objective.gradient(plain, NUMBERS)[:2] == objective.gradient(own, NUMBERS)[:2]
+
+
+def test_a_few_groups_at_a_time_give_the_same(bags, Z, monkeypatch):
+    whole = cohort_of(bags, Z, PATIENTS)
+    expected = objective.gradient(whole, NUMBERS)
+    monkeypatch.setattr(leave_groups, "ELEMENTS", 2 * 6**2)
+    monkeypatch.setattr(objective, "KEPT_ELEMENTS", 0)
+    few = cohort_of(bags, Z, PATIENTS)
+    found = objective.gradient(few, NUMBERS)
+    assert len(whole.parcels) == 2 and len(few.parcels) == 3 and not few.kept
+    assert max(len(batch.bags) for batch in few.batches(1)) == 2
+    assert found.score == pytest.approx(expected.score, rel=1e-9)
+    assert np.allclose(found.settings, expected.settings, rtol=1e-6)
+
+
+# --- The public method ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"solver": "newton"}, {"slide_effect": 0.6}])
+def test_leaving_a_patient_out_is_refitting_without_it(settings):
+    bags = standard_cohort(seed=2, n_bags=30, sizes=(4, 6))
+    bags = bags.with_groups(np.arange(30) // 3 + (np.arange(30) == 29))
+    Z = some_inducing(bags, 6)
+    model = model_of(Z, **settings).fit(bags)
+    quick, slow = model.leave_one_patient_out(bags), np.empty(30)
+    for patient in np.unique(bags.groups):
+        own = bags.groups == patient
+        p = model_of(Z, **settings).fit(bags[~own]).predict_proba(bags[own])
+        slow[own] = np.log(p[np.arange(own.sum()), bags.labels[own]])
+    assert abs(quick.mean() - slow.mean()) < 0.01
+    assert np.corrcoef(quick, slow)[0, 1] > 0.999
+    assert np.corrcoef(model.leave_one_bag_out(bags), slow)[0, 1] < 0.997
+
+
+def test_every_solver_takes_patients_out(bags, Z, monkeypatch):
+    direct = model_of(Z).fit(bags).leave_one_patient_out(bags)
+    coupled = model_of(Z, moments="coupled").fit(bags)
+    found = coupled.leave_one_patient_out(bags)
+    assert np.abs(found - direct).max() < 0.2 and not np.allclose(found, direct, atol=1e-6)
+    monkeypatch.setattr(leave_groups, "ELEMENTS", 2 * 6**2)
+    assert np.allclose(coupled.leave_one_patient_out(bags), found)
+    alone = bags.with_groups(np.arange(10))
+    assert np.allclose(coupled.leave_one_patient_out(alone), coupled.leave_one_bag_out(bags))
+
+
+# --- Learning ---------------------------------------------------------------------------------
+
+
+def learner(Z):
+    return pri(variance="auto", mean=-1.0, lengthscale=2.0, coupling=0.7, inducing=Z,
+               standardize=False, tuning_budget=7)  # fmt: skip
+
+
+def test_learning_leaves_out_patients(bags, Z, caplog):
+    caplog.set_level(logging.INFO, logger="gpmil")
+    model = learner(Z).fit(bags)
+    assert model.loo_log_likelihood_ == pytest.approx(model.leave_one_patient_out(bags).mean())
+    assert "leave-one-patient-out" in caplog.text
+    best = max(model.tuning_trace_, key=lambda row: row["objective"])
+    assert model.loo_log_likelihood_ == pytest.approx(best["score"], abs=0.02)
+    plain = learner(Z).fit(bags.with_groups(np.arange(10)))
+    assert plain.loo_log_likelihood_ == pytest.approx(plain.leave_one_bag_out(bags).mean())
+    assert plain.tuning_trace_[0]["score"] != model.tuning_trace_[0]["score"]
+
+
+def test_a_class_of_one_patient_is_said(bags, Z, caplog):
+    one = bags.with_groups(np.where(bags.labels == 1, -1, np.arange(10)))
+    model = learner(Z).fit(one)
+    assert "of one patient (group): learning leaves out bags" in caplog.text
+    assert model.loo_log_likelihood_ == pytest.approx(model.leave_one_bag_out(one).mean())
+
+
+def test_a_subsample_has_whole_patients(monkeypatch):
+    monkeypatch.setattr(learning, "MOST_BAGS", 40)
+    rng = np.random.default_rng(3)
+    groups = np.sort(rng.integers(0, 60, 150))
+    labels = (rng.random(60) < 0.3)[groups].astype(int)
+    chosen = learning.subsample(labels, 0, groups)
+    inside = np.isin(groups, groups[chosen])
+    assert inside.sum() == len(chosen) and 36 <= len(chosen) <= 40
+    assert abs(labels[chosen].mean() - labels.mean()) < 0.06
+    assert np.array_equal(chosen, learning.subsample(labels, 0, groups))
+    # a patient with half of the bags does not fit: bags are drawn one by one
+    giant = np.arange(150) % 2
+    assert len(learning.subsample(labels, 0, giant)) == 40
+
+
+def test_patients_arrive_over_partitions(bags, Z):
+    parts = [bags[:4], bags[4:]]
+    met = cohort.Cohort.meet(Local(parts))
+    assert met.whole.groups.tolist() == [str(p) for p in PATIENTS]
+    apart = learner(Z)
+    one, far = learner(Z).fit(bags), apart._fit_to(met, None, torch.device("cpu"))
+    assert far is None and apart.variance_ == pytest.approx(one.variance_, rel=1e-6)
+    assert apart.tuning_trace_[0]["score"] == pytest.approx(one.tuning_trace_[0]["score"])
+    assert apart.loo_log_likelihood_ == pytest.approx(one.loo_log_likelihood_, abs=0.02)
+
+
+def test_some_partitions_without_patients(bags, caplog):
+    parts = [bags[:4], bags[4:].with_groups(None)]
+    met = cohort.Cohort.meet(Local(parts))
+    assert met.whole.groups is None
+    assert "1 of 2 partitions name the patients" in caplog.text
+
+
+def test_the_standard_error_counts_patients():
+    x = np.array([0.3, -0.1, 0.5, 0.8, 0.0])
+    assert leave_groups.standard_error(x) == pytest.approx(x.std(ddof=1) / np.sqrt(5))
+    assert leave_groups.standard_error(x, np.zeros(5)) == np.inf
+    copies = leave_groups.standard_error(np.repeat(x, 3), np.repeat(np.arange(5), 3))
+    assert copies == pytest.approx(leave_groups.standard_error(x))
