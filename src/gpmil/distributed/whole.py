@@ -18,6 +18,8 @@ from gpmil.inference.solvers import Problem
 from gpmil.inference.stores import Gathered
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
+from gpmil.process.lesion_points import Suspects
+from gpmil.process.sparse_gp import Posterior
 
 
 class WholeCohort:
@@ -69,3 +71,7 @@ class WholeCohort:
         """log p(y_b) of every bag under the fit without it."""
         padded = self.partition.padded()
         return inference.leave_one_bag_out(problem, padded, w, direct).cpu().numpy()
+
+    def suspects(self, q: Posterior, c: float) -> Suspects:
+        """Patches of positive bags where inducing points may be wanted, after a first fit."""
+        return self.partition.suspects(q.w, q.R, c)
