@@ -30,6 +30,8 @@ from gpmil.inference.stores import Gathered
 from gpmil.moments.likelihood import Traits
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
+from gpmil.process.lesion_points import Suspects, foremost
+from gpmil.process.sparse_gp import Posterior
 
 logger = logging.getLogger("gpmil")
 T = TypeVar("T")
@@ -142,6 +144,10 @@ class Cohort:
         at, mean = inference.without_each_bag(problem, w, direct)
         at = Optimum(at.w.cpu(), at.c, at.R_inverse.cpu(), at.J_inverse.cpu())
         return torch.cat(self.cluster.map("leave_out", at, mean)).numpy()
+
+    def suspects(self, q: Posterior, c: float) -> Suspects:
+        """Patches of positive bags where inducing points may be wanted, after a first fit."""
+        return foremost(self.cluster.map("suspects", q.w.cpu(), q.R.cpu(), c))
 
     # --- A few bags, here ---------------------------------------------------------------------
 

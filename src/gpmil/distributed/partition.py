@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from gpmil.coupling.operator import dense_parts, instance_rows, runs
+from gpmil.coupling.operator import dense_parts, instance_rows, parts, runs
 from gpmil.data.bags import Bags
 from gpmil.inference import leave_out
 from gpmil.inference.leave_out import Bag, Mean, Optimum
@@ -25,12 +25,13 @@ from gpmil.inference.pieces import Piece
 from gpmil.inference.solvers import Problem, summed
 from gpmil.inference.stores import Gathered, Source, gather
 from gpmil.moments.likelihood import Family
-from gpmil.process import features, inducing
+from gpmil.process import features, inducing, lesion_points
 from gpmil.process.features import FeatureMap, Sums
 from gpmil.process.inducing import Tally
 from gpmil.process.kernels import Kernel
+from gpmil.process.lesion_points import Suspects
 from gpmil.process.slide_context import SlideContext, bag_means
-from gpmil.process.sparse_gp import SparseGP
+from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, marginal
 
 BagSource = Bags | Callable[[], Bags]
 
@@ -223,6 +224,7 @@ class Partition:
         """The first pass: H of the bags, which stays here, and its sums."""
         assert self.positive is not None
         self._sample, self._plan, self._gp = None, plan, plan.gp(self.device)
+        self.pieces, self._problem = (), None  # an earlier H goes before the next one comes
         source = Source(
             self._gp, self._inputs, self.bags.adjacency, self.bags.offsets, self.positive,
             plan.strength, plan.dtype, plan.likelihood,
@@ -292,6 +294,24 @@ class Partition:
         for numbers, bag in self.padded():
             found[numbers] = leave_out.scores_without(bag, at, mean).cpu()
         return found
+
+    def suspects(self, w: Float[Tensor, " M"], R: Float[Tensor, "M M"], c: float) -> Suspects:
+        """Patches of positive bags under the fit to all partitions: where points may be wanted."""
+        assert self._plan is not None and self.positive is not None
+        q = Posterior.build(w.to(self.device), R.to(self.device))
+        predictor = Predictor.build(self._gp, q, c)
+        rows = np.flatnonzero(self.positive[self.bags.bag_index])
+        offsets = np.concatenate([[0], np.cumsum(self.bags.sizes[self.positive])])
+        adjacency = self.bags.adjacency[rows][:, rows]
+        none = self._gp.inducing[:0]
+        found = Suspects(none, none.new_zeros(0), none.new_zeros(0))
+        for part in parts(adjacency, offsets, self._plan.strength, self.device):
+            x = self._inputs(torch.from_numpy(rows).to(self.device)[part.rows])
+            sizes = torch.from_numpy(np.diff(offsets)[part.bags]).to(self.device)
+            mean, variance = marginal(predictor, part, x, sizes)
+            p = torch.special.ndtr(mean / variance.sqrt())
+            found = lesion_points.foremost([found, lesion_points.suspects(self._gp, x, p)])
+        return Suspects(*(a.cpu() for a in found))
 
     def padded(
         self, chosen: Int[np.ndarray, " k"] | None = None

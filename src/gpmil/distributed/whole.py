@@ -18,6 +18,8 @@ from gpmil.inference.solvers import Problem
 from gpmil.inference.stores import Gathered
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
+from gpmil.process.lesion_points import Suspects
+from gpmil.process.sparse_gp import Posterior
 
 
 class WholeCohort:
@@ -84,3 +86,7 @@ class WholeCohort:
         """log p(y_b) of every bag under the fit without any bag of its group."""
         padded = self.partition.padded
         return inference.leave_one_group_out(problem, padded, groups, w, direct).cpu().numpy()
+
+    def suspects(self, q: Posterior, c: float) -> Suspects:
+        """Patches of positive bags where inducing points may be wanted, after a first fit."""
+        return self.partition.suspects(q.w, q.R, c)

@@ -390,19 +390,17 @@ class TunedGP(FittedGP):
                 return cohort.leave_one_bag_out(problem, q.w, direct)
             return cohort.leave_one_group_out(problem, q.w, direct, bags.groups)
 
-    def _final_score(
+    def _left_out(
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], problem: inference.Problem,
         w: Float[Tensor, " M"],
-    ) -> None:  # fmt: skip
-        """`loo_log_likelihood_` of the fit itself, with its solver, where tuning saw all bags."""
-        if self.tuning_trace_ is None or not is_small(cohort.whole.sizes):
-            return
+    ) -> Float[np.ndarray, " B"] | None:  # fmt: skip
+        """log p(y_b) without the bag, or its patient; None for patients over partitions."""
         direct, groups = self.solver == "direct", left_out_together(labels, cohort.whole.groups)
         if groups is None:
-            self.loo_log_likelihood_ = float(cohort.leave_one_bag_out(problem, w, direct).mean())
-        elif isinstance(cohort, WholeCohort):  # over partitions it stays that of the search
-            left_out = cohort.leave_one_group_out(problem, w, direct, groups)
-            self.loo_log_likelihood_ = float(left_out.mean())
+            return cohort.leave_one_bag_out(problem, w, direct)
+        if isinstance(cohort, WholeCohort):
+            return cohort.leave_one_group_out(problem, w, direct, groups)
+        return None
 
     def _check_same_labels(self, problem: inference.Problem, w: torch.Tensor) -> None:
         """R holds no labels; the condition that w fulfils does."""

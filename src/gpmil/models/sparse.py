@@ -8,7 +8,7 @@ import copy
 import logging
 import math
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import gpytorch
 import numpy as np
@@ -39,6 +39,8 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 class SparseGPModel(SavedModel):
     """The Gaussian process of a model, fitted or about to be."""
+
+    PLACEMENTS: ClassVar[tuple[str, ...]] = ("kmeans",)  # of inducing points, in a word
 
     kernel_: str | gpytorch.kernels.Kernel
     variance_: float | None  # None with a kernel object
@@ -120,7 +122,7 @@ class SparseGPModel(SavedModel):
     def _check_common_settings(self) -> None:
         generator(self.random_state)
         if isinstance(self.inducing, str):
-            one_of("inducing", self.inducing, ("kmeans",))
+            one_of("inducing", self.inducing, self.PLACEMENTS)
         count("n_inducing", self.n_inducing, least=2)
         count("max_iter", self.max_iter, least=1)
         for name in ("standardize", "verbose"):

@@ -43,7 +43,7 @@ class VGPMIL(SavedGP):
     bag : "noisy_or" or "max"
         P(y = 1) = 1 - prod (1 - p_i), or the largest p_i. Both are in use.
     n_inducing, inducing, standardize, n_components
-        As `VGPMILPR`.
+        As `VGPMILPR`; not inducing="lesions", because no bag can be left out of this fit.
     max_iter, tol : int, float
         Most iterations; relative change of the posterior mean at which to stop before. 0 makes
         exactly `max_iter` iterations, as the publication does; convergence is slow.

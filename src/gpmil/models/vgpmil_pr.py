@@ -26,7 +26,8 @@ from gpmil.inference.stores import STORES
 from gpmil.models.base import progress_shown, resolve_device
 from gpmil.models.checks import count, flag, generator, is_word, number, one_of, word_or_number
 from gpmil.models.cross_fit import CrossFit, planned_folds
-from gpmil.models.learning import TunedGP
+from gpmil.models.learning import is_small
+from gpmil.models.on_lesions import Fit, PointsOnLesions
 from gpmil.models.sparse import DTYPES, TrainingCohort
 from gpmil.process import features
 from gpmil.process.sparse_gp import Posterior, SparseGP
@@ -38,7 +39,7 @@ SOLVERS = ("direct", "newton", "sweeps")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class VGPMILPR(TunedGP):
+class VGPMILPR(PointsOnLesions):
     """Probit Gaussian-process MIL without coupling (Wang et al.; eqs. mgf, ygm).
 
     Parameters
@@ -53,9 +54,11 @@ class VGPMILPR(TunedGP):
         is the square root of the number of features (the paper); "ard" learns one length per column
         after the common one (up to 256 columns, many bags), an array gives them. `mean="balanced"`
         is the one at which a bag of median size is positive with probability one half.
-    n_inducing, inducing : int, "kmeans" or (M, D) array
+    n_inducing, inducing : int, "kmeans", "lesions" or (M, D) array
         Number of inducing points, and how they are placed: k-means, half in positive and half in
-        negative bags; or given, in the feature space of `bags.features`.
+        negative bags; or given, in the feature space of `bags.features`. "lesions": k-means and a
+        fit, then a fifth more on suspicious patches that those points do not explain, and a second
+        fit, kept if bags left out are predicted better (`inducing_from_lesions_`, their number).
     standardize, n_components : bool, int or None
         Standardise the columns of the features; or reduce them to PCA scores first.
     solver : "direct", "newton" or "sweeps"
@@ -177,13 +180,26 @@ class VGPMILPR(TunedGP):
         if bags is not None and self.optimize:
             self._climb_evidence(bags, labels, device)
 
-        gp = self._prior(facts, device)
-        problem = self._problem(gp, cohort)
-        q = self._settle(gp, problem)
-        self._keep_level(gp, q, slides)
-        self._final_score(cohort, labels, problem, q.w)
+        self.inducing_from_lesions_ = 0
+        found = self._fit_at_points(cohort, labels, device)
+        if is_word(self.inducing, "lesions"):
+            found = self._add_points_on_lesions(found, cohort, labels, device)
+        self._keep_level(self._gp(device), found.q, slides)
         if bags is not None and fold is not None:
             self.cross_fit_ = CrossFit.fit(self, bags, labels, fold, bool(self.calibrated))
+
+    def _fit_at_points(
+        self, cohort: TrainingCohort, labels: np.ndarray, device: torch.device
+    ) -> Fit:
+        gp = self._prior(cohort.whole, device)
+        problem = self._problem(gp, cohort)
+        q, left_out = self._settle(gp, problem), None
+        judged = self.tuning_trace_ is not None or is_word(self.inducing, "lesions")
+        if judged and is_small(cohort.whole.sizes):
+            left_out = self._left_out(cohort, labels, problem, q.w)
+        if left_out is not None:  # that of the fit itself, with its solver
+            self.loo_log_likelihood_ = float(left_out.mean())
+        return Fit(q, left_out)
 
     def _settle(self, gp: SparseGP, problem: inference.Problem) -> Posterior:
         """Solve, and keep what was found."""
