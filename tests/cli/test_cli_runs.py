@@ -102,6 +102,19 @@ def test_fit_saves_the_model_of_the_python_call(place):
     assert "fitted on" in json.loads((place / "fit" / "metrics.json").read_text())["note"]
 
 
+def test_fit_says_every_setting_that_it_found(place, capsys):
+    from gpmil.cli import fit
+
+    model = gpmil.load(place / "fit" / "model")
+    model.slide_effect_, model.loo_log_likelihood_ = 0.83512, -0.27499
+    fit._say(model, place)
+    said = " ".join(capsys.readouterr().out.split())
+    every = "variance 2.3, length scale 1.9, prior mean -1.7, coupling 0.6, slide effect 0.8351"
+    assert f"VGPMILPRI: {every}" in said and "left out of the fit: -0.275" in said
+    facts = json.loads((place / "fit" / "metrics.json").read_text())["training"]
+    assert facts["slide_effect"] == 0 and facts["coupling"] == 0.6
+
+
 def test_cv_predicts_every_slide_by_a_model_that_has_not_seen_its_patient(place):
     splits = pd.read_csv(place / "cv" / "splits.csv", dtype=str)
     table = read_predictions(place / "cv")

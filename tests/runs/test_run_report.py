@@ -96,11 +96,21 @@ def test_the_least_certain_slide_comes_first(cv):
 def test_a_run_without_predictions_has_a_page(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"command": "fit", "versions": {"a": "1"}}))
     bags = gpmil.simulate.cohort(8, n_features=12, seed=1)
-    pri(n_inducing=10, random_state=0).fit(bags).save(tmp_path / "model")
+    pri(n_inducing=10, slide_effect=0.8, random_state=0).fit(bags).save(tmp_path / "model")
     run_report.write(tmp_path)
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "nothing was predicted" in html
     assert "n_inducing" in html
+    assert re.search(r"slide_effect</td>\s*<td[^>]*>0.8</td>\s*<td[^>]*>0.8<", html)
+    assert "what all patches of a slide share beyond their features" in html
+
+
+def test_a_model_without_a_slide_effect_is_told_nothing_of_it(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"command": "fit", "versions": {}}))
+    bags = gpmil.simulate.cohort(8, n_features=12, seed=1)
+    gpmil.VGPMIL(n_inducing=10, max_iter=5, random_state=0).fit(bags).save(tmp_path / "model")
+    run_report.write(tmp_path)
+    assert "slide_effect" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_slides_without_labels_have_no_quality(cv, tmp_path):

@@ -219,7 +219,8 @@ def test_steps_sides_and_anchors_of_the_run_count(tmp_path):
 
 def test_few_notes_are_enough(tmp_path):
     own = client(write_run(tmp_path / "run", {"s": patches(30, 2)}, options={}, model={}))
-    assert own.get("/api/cohort").json()["runs"][0]["fitted_coupling"] is None
+    card = own.get("/api/cohort").json()["runs"][0]
+    assert card["fitted_coupling"] is None and card["learned"] is None
     assert decode(own.get("/api/map/0/0").content)[0]["sides"] == [256, 256]
     assert own.get("/api/similar/0/0/0").status_code == 404
 
@@ -480,6 +481,7 @@ def place(tmp_path_factory):
         frames.append(table.assign(patient=f"p{b // 2}", **columns))
     pd.concat(frames).to_csv(place / "own.csv", index=False)
     fixed = ["--coupling=0.6", "--variance=2.3", "--lengthscale=1.9", "--mean=-1.7"]
+    fixed += ["--slide-effect=0.8"]
     few = ["--interval-patches", "0"]
     fit = ["fit", "own.csv", "--out", "fit", *fixed, "--n-inducing=9", "--flags", *few]
     predict = ["predict", "fit", "own.csv", "--out", "both", "--coupling", "0,0.6", *few]
@@ -501,6 +503,8 @@ def test_runs_that_gpmil_wrote_are_shown(place):
     assert fit["model"] == both["model"] == "VGPMILPRI"
     assert fit["couplings"] is None and both["couplings"] == ["0", "0.6"]
     assert fit["fitted_coupling"] == both["fitted_coupling"] == 0.6
+    every = "variance 2.3, length scale 1.9, prior mean -1.7, coupling 0.6, slide effect 0.8"
+    assert fit["learned"] == both["learned"] == every
     assert fit["rate"] == 0.1 and fit["has_p_values"] and fit["has_patches"]
     assert found["columns"]["name"] == [f"s{b}" for b in range(10)]
     assert found["columns"]["patches"] == [9] * 10

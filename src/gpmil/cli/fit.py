@@ -17,23 +17,23 @@ from gpmil.models import BagClassifier, load
 from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions
 from gpmil.runs.judge import judge_run
+from gpmil.runs.learned import LEARNED, in_words, learned
 from gpmil.runs.page import write as write_report
 from gpmil.runs.predict import PredictionOptions, batches, predict_in_batches
 from gpmil.runs.workspace import csv_bytes, workspace
 from gpmil.show.report import RESEARCH
 
-LEARNED = (
-    *("coupling_", "slide_effect_", "variance_", "lengthscale_", "mean_"),
-    *("slide_context_", "slide_context_lengthscale_"),
-    "loo_log_likelihood_",
-)
 SEEN = "These are the slides the model was fitted on: judge it by gpmil cv, or by other slides."
 CONTEXT = (
     "With a slide context the whole slide counts beside its patches: stain or site may, too, and a "
     "benign patch more may lower the probability. predictions.csv has evidence_patches and "
     "evidence_slide."
 )
-FACTS = (*LEARNED, "n_iter_", "residual_", "converged_", "n_epochs_", "best_epoch_", "n_rounds_")
+FACTS = (
+    *LEARNED,
+    *("loo_log_likelihood_", "n_iter_", "residual_", "converged_"),
+    *("n_epochs_", "best_epoch_", "n_rounds_"),
+)
 
 
 def repeat(file: Path, out: Path, cache: Path | None) -> None:
@@ -96,9 +96,10 @@ def _is_json(value: Any) -> bool:
 
 
 def _say(model: BagClassifier, out: Path) -> None:
-    found = {name.rstrip("_"): getattr(model, name, None) for name in LEARNED}
-    shown = ", ".join(f"{k.replace('_', ' ')} {v:.4g}" for k, v in found.items() if v is not None)
+    shown, score = in_words(learned(model)), getattr(model, "loo_log_likelihood_", None)
     print_line(f"{type(model).__name__}: {shown}" if shown else type(model).__name__)
+    if score is not None:
+        print_line(f"Mean log likelihood of a slide left out of the fit: {score:.4g}")
     if getattr(model, "slide_context_", 0) > 0:
         print_line(CONTEXT)
     if getattr(model, "converged_", True) is False:

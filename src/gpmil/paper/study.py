@@ -31,11 +31,12 @@ from gpmil.models.checks import plain
 from gpmil.paper.cohorts import StudyData
 from gpmil.paper.methods import Method
 from gpmil.paper.results import MethodRun, Results
+from gpmil.runs.learned import LEARNED
 
 RATE = 0.1  # false discovery rate of the marked patches
 FLAG_FOLDS = 5
 ARRAYS = ("log_odds", "probability", "patch_probability", "flagged")
-LEARNED = ("variance_", "lengthscale_", "mean_", "coupling_", "smooth_", "n_epochs_", "n_rounds_")
+FOUND = (*LEARNED, "smooth_", "n_epochs_", "n_rounds_")  # by a fit, noted beside its run
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _pair(part: Part, train: Bags, test: Bags) -> MethodRun:
     flagged = None
     if part.flags and patches is not None:
         flagged = marked(found, train, test, part.seed)
-    notes = {k: plain(getattr(found, k)) for k in LEARNED if getattr(found, k, None) is not None}
+    notes = {k: plain(getattr(found, k)) for k in FOUND if getattr(found, k, None) is not None}
     if isinstance(model, GridSearchCV):
         notes |= model.best_params_
     return MethodRun(odds, probability, patches, flagged, fitted - start, done - fitted, notes)

@@ -17,6 +17,7 @@ from gpmil.models import BagClassifier
 from gpmil.runs.contents import PatchLabels, RunContents, has_patients
 from gpmil.runs.files import EVIDENCE, LABELS
 from gpmil.runs.judge import NO_PATIENT, estimate_of
+from gpmil.runs.learned import MEANINGS, learned
 from gpmil.show import heatmaps, plots
 from gpmil.show.report import Picture, Section, Table, page
 
@@ -122,11 +123,16 @@ def _settings(run: RunContents) -> Section | None:
     table = Table(["setting", "given", "fitted"], rows, text=["setting", "given", "fitted"])
     trace = getattr(run.model, "tuning_trace_", None)
     pictures: list[Picture] = []
-    words: list[str] = []
+    words = [
+        f"{name.rstrip('_')}: {meaning}."
+        for name, meaning in MEANINGS.items()
+        if name in learned(run.model)
+    ]
     if trace:
         words = [
             f"Settings given as “auto” were learned from the labels of the slides in {len(trace)} "
-            "trials: they make the label of every slide likeliest under the fit without it."
+            "trials: they make the label of every slide likeliest under the fit without it.",
+            *words,
         ]
         pictures = [_picture(plots.tuning(trace), "What was tried, and how well it did", "Tuning")]
     return Section("Settings", words, [table], pictures)

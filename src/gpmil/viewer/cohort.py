@@ -32,6 +32,7 @@ from gpmil.runs.files import (
     read_predictions,
     with_given_labels,
 )
+from gpmil.runs.learned import in_words, is_finite, numbers
 from gpmil.show import slides
 
 logger = logging.getLogger("gpmil")
@@ -134,11 +135,7 @@ def _fitted(folder: Path, config: dict[str, Any]) -> float | None:
     settings = as_dict(as_dict(config.get("model")).get("settings"))
     card = model_card(folder, config)
     known: Any = as_dict(card.get("fitted")).get("coupling_", settings.get("coupling"))
-    return float(known) if _is_finite(known) else None
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(known) if is_finite(known) else None
 
 
 def model_card(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -280,6 +277,7 @@ def _run_card(k: int, run: ShownRun) -> dict[str, Any]:
         "couplings": run.couplings,
         "rate": as_dict(options.get("asked")).get("rate"),
         "fitted_coupling": run.fitted_coupling,
+        "learned": in_words(numbers(as_dict(card.get("fitted")))) or None,
         "level": LEVEL,
         "has_p_values": "p_value" in first,
         "has_patches": bool(first),

@@ -180,9 +180,10 @@ export class CohortPage {
   async show() {
     const { run, coupling } = get().panes[0];
     const [box, note] = [byId("curves"), byId("cohort-note")];
-    const { name, model } = this.cohort.runs[run];
+    const { name, model, learned } = this.cohort.runs[run];
     const title = [name, model, coupling && `coupling ${coupling}`].filter(Boolean);
     byId("cohort-title").textContent = title.join(", ");
+    byId("cohort-settings").textContent = learned ? `Fitted with ${learned}.` : "";
     if (!this.cohort.labels_known) {
       note.textContent = "No slide has a known label, so nothing can be compared with the truth.";
       return;
