@@ -224,11 +224,12 @@ def bag_of(
     sigma = torch.cholesky_inverse(torch.linalg.cholesky(eye + theta.coupling * batch.C))
     K = theta.variance * formula.value(within, theta.lengthscale) if with_K else sigma
     H, tau = sigma @ W, theta.slide_effect
+    K = K + tau**2
     if v is not None:  # Sigma 1 v' = 1 v'
+        K = K + theta.slide_context
         own = v[torch.from_numpy(batch.bags).to(v.device), None] * batch.mask[..., None]
         W, H = torch.cat([W, own], -1), torch.cat([H, own], -1)
     unsmoothed = leave_out.less_shared(W, batch.mask, tau)
-    K = K + (tau**2 + theta.slide_context)
     return Bag(batch.mask, batch.positive, unsmoothed, H, sigma, K, tau)
 
 

@@ -45,9 +45,9 @@ EFFECT_STARTS = ((150.0, 5.0, -0.6, 0.5, 2.0),)
 LOWEST = (0.05, 0.2, -4.0, 0.01, 0.01)
 HIGHEST = (5000.0, 50.0, 2.0, 100.0, 10.0)
 # The same of gamma_s and length_s / sqrt d, the slide context; starts of five numbers take its
-# centre, and one gives much to the slide and little to patches.
-CONTEXT_CENTRE, CONTEXT_WIDTH = (4.0, 1.5), (1.5, 0.7)
-CONTEXT_STARTS = ((20.0, 3.0, -1.5, 1.0, 1.0, 30.0, 3.0),)
+# centre, and one more has a smaller one of shorter reach.
+CONTEXT_CENTRE, CONTEXT_WIDTH = (10.0, 2.0), (1.5, 0.7)
+CONTEXT_STARTS = ((20.0, 3.0, -1.5, 1.0, 1.0, 2.0, 1.0),)
 CONTEXT_LOWEST, CONTEXT_HIGHEST = (0.01, 0.2), (1000.0, 50.0)
 WEIGHT_WIDTH = 0.5  # of the logarithms of the columns' weights
 FAILED = -1e6  # the objective where it is not a number: a step to be shortened
