@@ -101,6 +101,48 @@ def _require_two_of_each(labels: np.ndarray, groups: np.ndarray | None) -> None:
             )
 
 
+# ------------------------------------------------------------------ patients left out, or whole
+
+
+def share_patients(groups: Shaped[np.ndarray, " B"] | None) -> bool:
+    """Whether a patient has two bags: otherwise to leave out a patient is to leave out a bag."""
+    return groups is not None and len(np.unique(groups)) < len(groups)
+
+
+def left_out_together(
+    labels: Int[np.ndarray, " B"], groups: Shaped[np.ndarray, " B"] | None
+) -> Shaped[np.ndarray, " B"] | None:
+    """The patients, where one has several bags and each class is found in two patients."""
+    if groups is None or not share_patients(groups):
+        return None
+    patients = [len(np.unique(groups[labels == y])) for y in (0, 1)]
+    return groups if min(patients) > 1 else None
+
+
+def whole_patients(
+    labels: Int[np.ndarray, " B"], groups: Shaped[np.ndarray, " B"], most: int, seed: int
+) -> Int[np.ndarray, " b"]:
+    """At most so many bags of whole patients, those with a positive bag in their proportion.
+
+    Patients come in random order; one with more bags than there is room for is passed over.
+    """
+    code, rng = codes(groups), np.random.default_rng(seed)
+    sizes, positive = np.bincount(code), np.bincount(code, labels == 1) > 0
+    chosen = np.zeros(len(sizes), dtype=bool)
+    for kind in (positive, ~positive):
+        room = round(most * sizes[kind].sum() / len(labels))
+        for patient in rng.permutation(np.flatnonzero(kind)):
+            if sizes[patient] <= room:
+                chosen[patient] = True
+                room -= sizes[patient]
+    bags = np.flatnonzero(chosen[code])
+    logger.info(
+        "a subsample of %d of %d patients, %d of %d bags",
+        chosen.sum(), len(sizes), len(bags), len(labels),
+    )  # fmt: skip
+    return bags
+
+
 # ------------------------------------------------------------------ labels and patients
 
 

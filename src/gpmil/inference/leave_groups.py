@@ -190,11 +190,6 @@ def _batches(parcel: Parcel, padded: Padded) -> Iterator[tuple[np.ndarray, Tenso
             yield numbers[some], torch.from_numpy(group[some]).to(bag.H.device), part
 
 
-def together(groups: Shaped[np.ndarray, " B"] | None) -> bool:
-    """Whether any group has two bags: otherwise to leave out a group is to leave out a bag."""
-    return groups is not None and len(np.unique(groups)) < len(groups)
-
-
 def standard_error(
     values: Float[np.ndarray, " B"], groups: Shaped[np.ndarray, " B"] | None = None
 ) -> float:

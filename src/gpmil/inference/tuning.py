@@ -218,16 +218,21 @@ def search(cohort: Cohort, space: Space, budget: int) -> Search:
     return found
 
 
-def climb(found: Search, begin: Float[np.ndarray, " k"]) -> None:
-    """L-BFGS from a point, as far as the budget goes."""
+def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> None:
+    """L-BFGS from a point, as far as the budget goes; its first step is at most `first` long."""
+
+    def descent(x: Float[np.ndarray, " k"]) -> tuple[float, Float[np.ndarray, " k"]]:
+        objective, slopes = found.slopes(first * x)
+        return -objective, -first * slopes
+
     with contextlib.suppress(Spent):
         if found.space.learned:
             minimize(
-                lambda z: tuple(-a for a in found.slopes(z)),
-                begin,
+                descent,
+                begin / first,
                 jac=True,
                 method="L-BFGS-B",
-                bounds=found.space.bounds,
+                bounds=[(low / first, high / first) for low, high in found.space.bounds],
                 options={"ftol": 1e-5, "gtol": 1e-4},
             )
 

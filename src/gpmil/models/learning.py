@@ -18,12 +18,13 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from gpmil.data.bags import Bags
-from gpmil.data.folds import codes
+from gpmil.data.folds import left_out_together, share_patients, whole_patients
 from gpmil.distributed import Facts, Plan, WholeCohort
-from gpmil.inference import leave_groups, tuning
+from gpmil.inference import simpler, tuning
 from gpmil.inference import solvers as inference
 from gpmil.inference.objective import Cohort, Settings, SlidesInContext, StoredRows
 from gpmil.inference.pieces import LIKELIHOODS
+from gpmil.inference.simpler import Kept
 from gpmil.inference.tuning import Space
 from gpmil.models.base import resolve_device, training_labels
 from gpmil.models.checks import is_word
@@ -70,16 +71,6 @@ def is_small(sizes: Int[np.ndarray, " B"]) -> bool:
     return len(sizes) <= MOST_BAGS and int(sizes.max()) <= MOST_INSTANCES
 
 
-def left_out_together(
-    labels: Int[np.ndarray, " B"], groups: Shaped[np.ndarray, " B"] | None
-) -> Shaped[np.ndarray, " B"] | None:
-    """The patients, where one has several bags and each class is found in two patients."""
-    if groups is None or not leave_groups.together(groups):
-        return None
-    patients = [len(np.unique(groups[labels == y])) for y in (0, 1)]
-    return groups if min(patients) > 1 else None
-
-
 def subsample(
     labels: Int[np.ndarray, " B"], seed: int, groups: Shaped[np.ndarray, " B"] | None = None
 ) -> Int[np.ndarray, " b"]:
@@ -87,7 +78,9 @@ def subsample(
     if len(labels) <= MOST_BAGS:
         return np.arange(len(labels))
     if groups is not None:
-        return whole_patients(labels, groups, seed)
+        patients = whole_patients(labels, groups, MOST_BAGS, seed)
+        if left_out_together(labels[patients], groups[patients]) is not None:
+            return patients
     logger.info("tuning on a stratified subsample of %d of %d bags", MOST_BAGS, len(labels))
     rng = np.random.default_rng(seed)
     positive, negative = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
@@ -101,32 +94,6 @@ def subsample(
         ]
     )
     return np.sort(chosen)
-
-
-def whole_patients(
-    labels: Int[np.ndarray, " B"], groups: Shaped[np.ndarray, " B"], seed: int
-) -> Int[np.ndarray, " b"]:
-    """At most 500 bags of whole patients, those with a positive bag in their proportion.
-
-    Patients come in random order; one with more bags than there is room for is passed over.
-    """
-    code, rng = codes(groups), np.random.default_rng(seed)
-    sizes, positive = np.bincount(code), np.bincount(code, labels == 1) > 0
-    chosen = np.zeros(len(sizes), dtype=bool)
-    for kind in (positive, ~positive):
-        room = round(MOST_BAGS * sizes[kind].sum() / len(labels))
-        for patient in rng.permutation(np.flatnonzero(kind)):
-            if sizes[patient] <= room:
-                chosen[patient] = True
-                room -= sizes[patient]
-    bags = np.flatnonzero(chosen[code])
-    if left_out_together(labels[bags], groups[bags]) is None:
-        return subsample(labels, seed)  # patients too large, or too few of them
-    logger.info(
-        "tuning on a subsample of %d of %d patients, %d of %d bags",
-        chosen.sum(), len(sizes), len(bags), len(labels),
-    )  # fmt: skip
-    return bags
 
 
 def thinned_rows(
@@ -177,17 +144,37 @@ def cohort(
 
 
 def learn(
-    made: Cohort, kernels: tuple[str | GPyTorchKernel, ...], space: Space, budget: int
+    made: Cohort,
+    kernels: tuple[str | GPyTorchKernel, ...],
+    space: Space,
+    budget: int,
+    spare: str | None = None,
 ) -> LearnedSettings:
-    """Search under every kernel; the best objective wins."""
-    searches = [tuning.search(made.with_kernel(kernel), space, budget) for kernel in kernels]
+    """Search under every kernel; the best objective wins, with the setting `spare` or without."""
+    apart = 0 if spare is None else simpler.part_of(budget)
+    searches = [
+        tuning.search(made.with_kernel(kernel), space, budget - apart) for kernel in kernels
+    ]
     best = max(searches, key=lambda s: s.best.objective)
+    kept = Kept(best.best, [])
+    if spare is not None and apart:
+        kept = simpler.compared(best, spare, apart)
     trace = [
         {"kernel": t.kernel, **t.settings._asdict(), "score": t.score, "objective": t.objective}
-        for s in searches
-        for t in s.trace
+        for t in [*(t for s in searches for t in s.trace), *kept.trace]
     ]
-    return LearnedSettings(best.cohort.kernel, best.best.settings, best.best.score, trace)
+    return LearnedSettings(best.cohort.kernel, kept.best.settings, kept.best.score, trace)
+
+
+def spared(names: list[str], has_geometry: bool) -> str | None:
+    """The setting that is 0 where the bags are predicted as well without it.
+
+    Not the slide effect of slides with positions: their labels prefer none even where it makes
+    the map (docs/explanation/tuning.md); the prior holds it.
+    """
+    if "coupling" in names:
+        return "coupling"
+    return "slide_effect" if "slide_effect" in names and not has_geometry else None
 
 
 class TunedGP(FittedGP):
@@ -249,7 +236,8 @@ class TunedGP(FittedGP):
         chosen, groups = self._learned_from(labels, cohort.whole.groups)
         kernels = AUTO_KERNELS if is_word(self.kernel, "auto") else (self.kernel_,)
         made = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], device, groups)
-        found = learn(made, kernels, self._space(cohort.whole, names), budget)
+        spare = spared(names, cohort.whole.has_geometry)
+        found = learn(made, kernels, self._space(cohort.whole, names), budget, spare)
         self.kernel_ = found.kernel
         if self.variance_ is not None:
             self.variance_, self.lengthscale_ = found.settings[:2]
@@ -273,7 +261,7 @@ class TunedGP(FittedGP):
     ) -> tuple[Int[np.ndarray, " b"], Shaped[np.ndarray, " b"] | None]:
         """The bags that are looked at, and the patients among them that are left out together."""
         whole = left_out_together(labels, groups)
-        if whole is None and leave_groups.together(groups):
+        if whole is None and share_patients(groups):
             logger.warning(
                 "all bags of a class are of one patient (group): learning leaves out bags, not "
                 "patients, and flatters settings that profit from slides of the same patient."

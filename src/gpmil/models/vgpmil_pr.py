@@ -50,7 +50,8 @@ class VGPMILPR(PointsOnLesions):
     variance, lengthscale, mean : "auto", float, or for the length scale an array
         Kernel variance, length scale and the constant prior mean c, in the space of standardised
         features. "auto": learned in fit, together, from the labels of the bags, by maximising the
-        likelihood of every bag's label under the fit without that bag. `lengthscale="sqrt_dim"`
+        likelihood of every bag's label under the fit without that bag (without its patient, where
+        `bags.groups` names patients with several bags). `lengthscale="sqrt_dim"`
         is the square root of the number of features (the paper); "ard" learns one length per column
         after the common one (up to 256 columns, many bags), an array gives them. `mean="balanced"`
         is the one at which a bag of median size is positive with probability one half.

@@ -1,0 +1,64 @@
+"""Whether a setting is needed: the best without it (lambda = 0, tau = 0), and the standard error.
+
+The prior of tuning.py is over log lambda and log tau: neither can end at 0 by itself. So the end of
+a search is compared with the best settings found without the one in question. Both are judged by
+what they say of every bag left out; inside the standard error of the mean difference the simpler
+one is kept.
+"""
+
+import logging
+from typing import NamedTuple
+
+from gpmil.inference import leave_groups
+from gpmil.inference.objective import left_out
+from gpmil.inference.tuning import GRADIENT_COST, Search, Trial, climb
+
+logger = logging.getLogger("gpmil")
+
+PART = 0.35  # of the budget: at 40 three values with gradient, and both compared
+FIRST = 0.3  # how far the first step goes: the end of the search is not far
+LEAST = 2 * GRADIENT_COST + 2  # one step at least
+
+
+class Kept(NamedTuple):
+    """The settings that are kept, and what was tried without the setting in question."""
+
+    best: Trial
+    trace: list[Trial]
+
+
+def part_of(budget: int) -> int:
+    """What is set apart of a budget for the comparison; 0 where it would be too little.
+
+    >>> part_of(40), part_of(10)
+    (14, 0)
+    """
+    part = round(PART * budget)
+    return part if part >= LEAST else 0
+
+
+def compared(found: Search, name: str, budget: int) -> Kept:
+    """The best of a search, or the best without the setting `name` if it is as good.
+
+    That one is looked for from the end of the search, with all but two fits of the budget.
+    """
+    best = found.best
+    without = Search(found.cohort, found.space.without(name), budget - 2, w=found.w)
+    climb(without, without.space.place(best.settings), first=FIRST)
+    if not without.trace:
+        return Kept(best, [])
+    rival = without.best
+    with_it, without_it = (
+        left_out(found.cohort, trial.settings, found.w)[0].numpy() for trial in (best, rival)
+    )
+    gain = with_it - without_it
+    error = leave_groups.standard_error(gain, found.cohort.groups)
+    kept = rival if gain.mean() <= error else best
+    logger.info(
+        "%s %.3g against 0: %.4f and %.4f per bag left out, a difference of %.4f with a standard "
+        "error of %.4f: %s",
+        name.replace("_", " "), getattr(best.settings, name), with_it.mean(), without_it.mean(),
+        gain.mean(), error,
+        "0 is kept, the simpler one is as good" if kept is rival else "it is needed",
+    )  # fmt: skip
+    return Kept(kept, without.trace)

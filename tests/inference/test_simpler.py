@@ -1,0 +1,117 @@
+"""A setting that is not needed ends at 0: the comparison, and what it costs."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from oracles.tuning import standard_cohort
+from synthetic import pri, some_inducing
+
+from gpmil import Bags
+from gpmil.inference import objective, simpler, tuning
+from gpmil.inference.objective import Cohort, Settings
+from gpmil.inference.tuning import Search, Space, Trial
+from gpmil.models import learning
+
+BEST = Settings(9.0, 4.0, -3.0, 0.6)
+PATIENTS = np.array([0, 0, 0, 1, 1, 1, 2, 2, 3, 3])
+
+
+@pytest.fixture(scope="module")
+def bags():
+    return standard_cohort(seed=5, n_bags=10, sizes=(4, 6))
+
+
+def search_of(bags, groups=None):
+    """A search that has ended at BEST."""
+    x, Z = torch.from_numpy(bags.features.astype(float)), torch.zeros(3, 4).double()
+    made = Cohort(
+        x, Z, bags.adjacency, bags.offsets, bags.labels == 1, "rbf", groups=groups
+    )  # fmt: skip
+    return Search(made, Space({}, 2.0), 0, [Trial("rbf", BEST, -0.4, -0.4)], torch.zeros(3))
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Scores of the bags with the setting and without; the search without it climbs a bowl."""
+
+    def prepare(gain):
+        def left_out(cohort, settings, start=None):
+            found = np.full(10, -0.5) + (np.asarray(gain) if settings.coupling > 0 else 0.0)
+            return torch.from_numpy(found), start
+
+        def gradient(cohort, settings, start=None):
+            # best at variance 12, length 5, mean -3.2
+            off = np.array([np.log(settings[0] / 12), np.log(settings[1] / 5), settings[2] + 3.2])
+            slope = -2 * off / np.array([settings[0], settings[1], 1.0])
+            value = -0.5 - float(off @ off)
+            return objective.Slopes(value, Settings(*slope, 0.0, 0.0), torch.zeros(3), None)
+
+        monkeypatch.setattr(simpler, "left_out", left_out)
+        monkeypatch.setattr(tuning, "gradient", gradient)
+
+    return prepare
+
+
+STEPS = np.array([0.2, 0.1, 0.3, -0.1, 0.0, -0.2, 0.1, 0.2, 0.0, 0.1])  # mean .07, error .0473
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(STEPS, 0.6), (STEPS - 0.03, 0.0), (-STEPS, 0.0)])
+def test_inside_the_standard_error_the_simpler_one_is_kept(bags, judged, gain, kept, caplog):
+    caplog.set_level(logging.INFO, logger="gpmil")
+    judged(gain)
+    found = simpler.compared(search_of(bags), "coupling", 14)
+    assert found.best.settings.coupling == kept
+    assert {trial.settings.coupling for trial in found.trace} == {0.0}
+    assert len(found.trace) == 3  # 14 fits' worth: three gradients, both compared
+    assert found.trace[0].settings == pytest.approx(BEST._replace(coupling=0.0))
+    assert max(trial.score for trial in found.trace) > found.trace[0].score
+    assert ("0 is kept" if kept == 0 else "it is needed") in caplog.text
+    assert f"a difference of {gain.mean():.4f} with a standard error of 0.0473" in caplog.text
+
+
+def test_patients_are_the_units_of_the_error(bags, judged):
+    # three slides of a patient say the same: the difference is less certain
+    gain = np.array([0.2, 0.2, 0.2, -0.1, -0.1, -0.1, 0.1, 0.1, 0.05, 0.05])
+    judged(gain)
+    assert simpler.compared(search_of(bags), "coupling", 14).best.settings.coupling > 0
+    assert simpler.compared(search_of(bags, PATIENTS), "coupling", 14).best.settings.coupling == 0
+
+
+def test_settings_have_a_place(bags):
+    for space in (
+        Space({}, 2.0),
+        Space({"variance": 9.0}, 2.0),
+        Space({}, 2.0).without("coupling"),
+    ):
+        fixed = space.fixed.get("coupling", BEST.coupling)
+        moved = space.settings(torch.from_numpy(space.place(BEST)))
+        assert moved.tolist() == pytest.approx(list(BEST._replace(coupling=fixed)))
+
+
+def test_which_setting_may_be_spared():
+    assert learning.spared(["variance", "coupling", "slide_effect"], True) == "coupling"
+    assert learning.spared(["variance", "slide_effect"], True) is None  # it makes the map
+    assert learning.spared(["variance", "slide_effect"], False) == "slide_effect"
+    assert learning.spared(["variance"], False) is None
+    assert simpler.part_of(27) == 0 and simpler.part_of(28) == 10
+
+
+@pytest.mark.parametrize("name", ["coupling", "slide_effect"])
+def test_a_fit_ends_with_or_without(bags, name):
+    given = {"variance": "auto", "lengthscale": 2.0, "mean": -1.0, "coupling": 0.0}
+    if name == "slide_effect":  # without positions
+        bags = Bags.from_arrays(bags.split(bags.features), labels=bags.labels)
+    model = pri(
+        **given | {name: "auto"}, inducing=some_inducing(bags, 4), standardize=False,
+        tuning_budget=28,
+    ).fit(bags)  # fmt: skip
+    rows = model.tuning_trace_
+    without = [row for row in rows if row[name] == 0]
+    assert 1 <= len(without) <= 2
+    best = max((row for row in rows if row[name] > 0), key=lambda row: row["objective"])
+    simple = max(without, key=lambda row: row["objective"])
+    assert getattr(model, f"{name}_") in (best[name], 0.0)
+    chosen = best if getattr(model, f"{name}_") else simple
+    assert model.variance_ == chosen["variance"]
