@@ -19,13 +19,14 @@ def bags():
     return small_cohort(seed=5, n_bags=14, sizes=(2, 14))
 
 
-def cohort_of(bags, strength, coupled, kernel="rbf"):
+def cohort_of(bags, strength, coupled, kernel="rbf", effect=0.0):
     model = pri(
         coupling=strength, kernel=kernel, inducing=some_inducing(bags, 6), device="cpu"
     ).fit(bags)
     cohort = evidence.Cohort(
         kernel, lambda rows: model._inputs(bags.features[rows], CPU), bags.adjacency, bags.offsets,
         bags.labels == 1, strength, LIKELIHOODS["coupled" if coupled else "diagonal"], 1e-11,
+        effect,
     )  # fmt: skip
     return cohort, evidence.Theta(model._inputs(model.inducing_points_, CPU), 2.3, 1.7, -0.6)
 
@@ -34,20 +35,30 @@ def cohort_of(bags, strength, coupled, kernel="rbf"):
 @pytest.mark.parametrize("strength", [0.0, 0.8])
 @pytest.mark.parametrize("kernel", ["rbf", "matern52", "linear"])
 def test_the_gradient_by_finite_differences(bags, strength, coupled, kernel):
-    cohort, theta = cohort_of(bags, strength, coupled, kernel)
+    check_gradient(*cohort_of(bags, strength, coupled, kernel), 2e-5)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_the_gradient_with_a_slide_effect(bags, coupled, monkeypatch):
+    monkeypatch.setattr(coupling, "DENSE_LIMIT", 9)  # parts of every kind
+    some = bags[:7]
+    # the lattice of effects may change on the way: 1e-7 of log Z in every bag (with_effect.JUMP)
+    check_gradient(*cohort_of(some, 0.8, coupled, effect=1.3), 1e-3, eps=1e-3)
+
+
+def check_gradient(cohort, theta, tolerance, eps=1e-5):
     moving = ("inducing", "variance", "lengthscale", "mean")
     with torch.no_grad():
         _, gradient, w = evidence.bound(cohort, theta)
         packed, found = evidence.pack_theta(theta, moving), evidence.pack(gradient, moving)
         scale = np.abs(found).max()
-        eps = 1e-5
         for j in [0, 5, 11, len(packed) - 3, len(packed) - 2, len(packed) - 1]:
             step = eps * np.eye(len(packed))[j]
             up, down = (
                 evidence.bound(cohort, evidence.unpack(packed + s, theta, moving), w)[0]
                 for s in (step, -step)
             )
-            assert (up - down) / (2 * eps) == pytest.approx(found[j], abs=2e-5 * scale)
+            assert (up - down) / (2 * eps) == pytest.approx(found[j], abs=tolerance * scale)
 
 
 def plain_gradient(cohort, theta):

@@ -272,11 +272,3 @@ def test_a_length_whose_square_is_no_number_is_damage(cohort, tmp_path):
 def test_effects_that_cannot_be_are_refused(bad, cohort):
     with pytest.raises(ValueError, match="slide_effect"):
         pri(slide_effect=bad).fit(cohort)
-
-
-@pytest.mark.parametrize(
-    "other", [{"moments": "coupled"}, {"optimize": ("mean",)}], ids=["coupled", "optimize"]
-)
-def test_what_knows_no_effect_says_so(other, cohort):
-    with pytest.raises(ValueError, match="slide_effect"):
-        pri(slide_effect=0.5, **other).fit(cohort)

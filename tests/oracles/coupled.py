@@ -1,8 +1,9 @@
 """Naive twins of moments.coupled: long sampling, exact integrals in two and three dimensions."""
 
 import numpy as np
+import torch
 from scipy.integrate import quad
-from scipy.special import log_ndtr, ndtr, ndtri_exp, owens_t
+from scipy.special import log_ndtr, logsumexp, ndtr, ndtri_exp, owens_t
 
 from oracles.model import norm_logpdf
 
@@ -76,3 +77,36 @@ def exact(mean, cov, label):
     if label == 0:
         return mean + cov @ gradient / P, np.log(P)
     return mean - cov @ gradient / (1 - P), np.log1p(-P)
+
+
+def over_effect(mu, Sigma, label, tau, plain, below):
+    """log Z, E and dE/dmu of one bag that shares an effect: a dense sum over its values.
+
+    `plain` and `below` are CoupledMoments of the bag without an effect, with its label and with
+    the negative one. A positive bag has Z = 1 - Q where that keeps digits.
+    """
+    S, n = Sigma + tau**2, len(mu)
+    P = np.linalg.inv(Sigma)
+
+    def averages(moments):
+        s = np.linspace(-6.5 * tau, 6.5 * tau, 101)
+        log_f, first, second = np.empty(len(s)), [], []
+        for k, x in enumerate(s):
+            E, log_z = moments.expectations(torch.from_numpy(mu + x))
+            gamma = P @ (E.numpy() - mu - x)
+            D = moments.slope(torch.from_numpy(P), torch.eye(n).double()).numpy()  # P D
+            log_f[k] = log_z - (x / tau) ** 2 / 2
+            first.append(gamma)
+            second.append(np.outer(gamma, gamma) - P + D)
+        pi = np.exp(log_f - logsumexp(log_f))
+        log_z = logsumexp(log_f) + np.log((s[1] - s[0]) / (tau * np.sqrt(2 * np.pi)))
+        return log_z, pi @ np.array(first), np.tensordot(pi, np.array(second), 1)
+
+    log_z, gamma, second = averages(below)
+    if label and log_z > -0.05:
+        log_z, gamma, second = averages(plain)
+    elif label:
+        r = np.exp(log_z) / -np.expm1(log_z)
+        log_z, gamma, second = np.log(-np.expm1(log_z)), -r * gamma, -r * second
+    hessian = second - np.outer(gamma, gamma)
+    return {"log_z": log_z, "mean": mu + S @ gamma, "slope": np.eye(n) + S @ hessian}

@@ -4,9 +4,10 @@ The direct solver maximises ELBO(w, theta) over w; here theta (inducing points, 
 prior mean) moves too, by L-BFGS with w at its optimum for every theta. There d ELBO / d theta is
 the partial derivative, and with gamma = d log Z / d mu and R, H held still it is that of
 
-    sum_b (Sigma_b gamma_b)' W_b w + c sum gamma - (tr Sigma K + 2 tr (R^-1 - I) H'W) / 2
+    sum_b (Sigma_b gamma_b)' W_b w + c sum gamma - (tr Q K + 2 tr (R^-1 - I) (Q W)'W) / 2
 
-so only the kernel is differentiated, one part of the coupling at a time.
+with Q W held still in the last term; Q = Sigma, and Sigma - k 11' in every bag with a slide effect.
+So only the kernel is differentiated, one part of the coupling at a time.
 """
 
 import logging
@@ -25,7 +26,7 @@ from torch import Tensor
 from gpmil.coupling import operator as coupling
 from gpmil.inference import solvers as inference
 from gpmil.inference.solvers import Problem
-from gpmil.moments.likelihood import Family
+from gpmil.moments.likelihood import Family, downdate
 from gpmil.process.kernels import Kernel
 from gpmil.process.sparse_gp import SparseGP
 from gpmil.warn import warn_caller
@@ -58,10 +59,12 @@ class Cohort:
     strength: float
     likelihood: Family
     tol: float
+    effect: float = 0.0  # tau, which stays as it is
 
     def gp(self, variance, lengthscale, inducing: Tensor) -> SparseGP:
         """The sparse GP, its parameters given as numbers or as tensors to differentiate."""
-        return SparseGP.build(self.kernel_at(variance, lengthscale, inducing.device), inducing)
+        kernel = self.kernel_at(variance, lengthscale, inducing.device)
+        return SparseGP.build(kernel, inducing, self.effect)
 
     def kernel_at(self, variance, lengthscale, device: torch.device) -> Kernel:
         """The kernel alone, its parameters as numbers or as tensors."""
@@ -140,8 +143,9 @@ def bound(
         with torch.enable_grad():
             kernel = cohort.kernel_at(log_variance.exp(), log_length.exp(), inducing.device)
             W = SparseGP(kernel, inducing, L).whiten(x)
-            H = part.apply(W.detach())
-            spread = part.trace(x, kernel) + 2 * ((H @ rest) * W).sum()
+            spread = part.trace(x, kernel) + 2 * ((part.apply(W.detach()) @ rest) * W).sum()
+            if cohort.effect:
+                spread = spread - _shared(cohort, part, x, kernel, W, rest)
             (smoothed @ (W @ w) - spread / 2).backward()
     gp.L.backward(L.grad)  # through the Cholesky factor once
     gradient = {
@@ -151,6 +155,24 @@ def bound(
         "mean": _array(gamma.sum()),
     }
     return solution.trace[-1] + problem.constant, gradient, w
+
+
+def _shared(
+    cohort: Cohort,
+    part: coupling.Part,
+    x: Float[Tensor, "n d"],
+    kernel: Kernel,
+    W: Float[Tensor, "n M"],
+    rest: Float[Tensor, "M M"],
+) -> Float[Tensor, ""]:
+    """What the slide effect takes from both traces: Q = Sigma - k 11' (stores.py)."""
+    sizes = torch.from_numpy(np.diff(cohort.offsets)[part.bags]).to(W.device)
+    total = W.new_zeros(())
+    shares, lengths = downdate(cohort.effect, sizes).tolist(), sizes.tolist()
+    for k, rows, W_b in zip(shares, x.split(lengths), W.split(lengths)):
+        column = W_b.sum(0)  # W_b'1
+        total = total + k * (kernel(rows, rows).sum() + 2 * column.detach() @ rest @ column)
+    return total
 
 
 def _array(x: Tensor | None) -> np.ndarray:

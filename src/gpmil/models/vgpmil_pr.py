@@ -67,7 +67,8 @@ class VGPMILPR(PointsOnLesions):
         Algorithm 1, exactly `max_iter` sweeps.
     moments : "diagonal" or "coupled"
         Truncated moments of the patch variables: the paper's independent patches, or all the
-        correlation of neighbours, by expectation propagation.
+        correlation of neighbours, by expectation propagation; with a slide effect at each of some
+        twenty values of it, which takes as many times as long.
     slide_effect : float or "auto"
         tau >= 0, the deviation of what all patches of a slide share beyond their features (stain,
         scanner); 0 is the paper. "auto": learned with the other settings.
@@ -267,6 +268,7 @@ class VGPMILPR(PointsOnLesions):
             self.coupling_,
             LIKELIHOODS[self.moments],
             float(self.tol),
+            self.slide_effect_,
         )
         Z = self._inputs(self.inducing_points_, device)
         theta = evidence.Theta(Z, self.variance_ or 1.0, self.lengthscale_ or 1.0, self.mean_)
@@ -285,7 +287,7 @@ class VGPMILPR(PointsOnLesions):
         one_of("moments", self.moments, tuple(LIKELIHOODS))
         one_of("solver", self.solver, SOLVERS)
         self._check_optimize()
-        self._check_slide_effect()
+        word_or_number("slide_effect", self.slide_effect, ("auto",), least=0)
         self._check_slide_context()
         one_of("dtype", self.dtype, ("auto", *DTYPES))
         one_of("store", self.store, STORES)
@@ -299,20 +301,6 @@ class VGPMILPR(PointsOnLesions):
         count("n_folds", self.n_folds, least=2)
         for name in ("calibrated", "flags"):
             flag(name, getattr(self, name))
-
-    def _check_slide_effect(self) -> None:
-        word_or_number("slide_effect", self.slide_effect, ("auto",), least=0)
-        if is_word(self.slide_effect, "auto") or self.slide_effect > 0:
-            if self.moments == "coupled":
-                raise ValueError(
-                    f"slide_effect={self.slide_effect!r} needs moments='diagonal', got 'coupled'. "
-                    "Leave one of the two out."
-                )
-            if self.optimize:
-                raise ValueError(
-                    f"optimize={self.optimize!r} knows no slide effect, got slide_effect="
-                    f"{self.slide_effect!r}. Leave one of the two out."
-                )
 
     def _check_slide_context(self) -> None:
         super()._check_slide_context()

@@ -10,11 +10,12 @@ l = log P_EP(all m < 0) of a bag, and d = mu - mhat,
 E - mu is then Sigma times the gradient of log Z, so the paper's fixed point and the maximum of
 the collapsed bound are one, and W' (dE/dmu) H is symmetric. Sites are kept between calls: the
 next mu is near the last one. Small bags go together as matrices, a large one on its sparse P.
+With a slide effect all of this is averaged over its values (coupled_effect.py).
 """
 
 import math
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.sparse as sp
@@ -24,11 +25,13 @@ from torch import Tensor
 
 from gpmil.coupling import operator as coupling
 from gpmil.coupling.operator import Banded, Dense, Identity
+from gpmil.moments.coupled_effect import AloneWithEffect, Average, Shared, at_a_time, labelled
 from gpmil.moments.ep import ep
-from gpmil.moments.independent import IndependentPatches
-from gpmil.moments.likelihood import Group, Likelihood, LogZ, Product
+from gpmil.moments.given_effect import Patches
+from gpmil.moments.likelihood import Group, Likelihood, LogZ, Product, has_effect
 from gpmil.moments.sites import Gauss, Sites, first_sites, fixed_point, site_terms
 from gpmil.moments.truncated import log_not, moments
+from gpmil.moments.with_effect import JUMP, patches
 
 TOLERANCE = 1e-9  # of the sites' last change; what is left is a small part of it
 RARE = math.log(1e-7)  # log sum_j Phi(t_j) below which a positive bag has one positive patch
@@ -36,11 +39,11 @@ RARE = math.log(1e-7)  # log sum_j Phi(t_j) below which a positive bag has one p
 
 def coupled_patches(group: Group) -> Likelihood:
     """The likelihood of bags whose neighbours stay correlated; without neighbours it is simpler."""
-    return IndependentPatches(group) if group.precision is None else CoupledPatches(group)
+    return patches(group) if group.precision is None else CoupledPatches(group)
 
 
 class CoupledPatches(Likelihood):
-    """Z_b under the whole of Sigma_b, where P (E - mu) is the gradient of log Z."""
+    """Z_b under the whole of S_b = Sigma_b + tau^2 11', where S^-1 (E - mu) is its gradient."""
 
     moments_are_gradient = True
     leaves_out = True
@@ -54,7 +57,9 @@ class CoupledPatches(Likelihood):
             group.positive.cpu().numpy(),
             group.strength,
             group.sigma.device,
+            float(group.effect),
         )
+        self.roughness = JUMP * len(group.positive) if has_effect(group.effect) else 0.0
 
     @property
     def unsettled(self) -> int:
@@ -67,7 +72,7 @@ class CoupledPatches(Likelihood):
         return self.group.unsmooth(E - mu), log_z
 
     def curvature(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ, Product]:
-        """gamma, log Z, and A = P - P D."""
+        """gamma, log Z, and A = S^-1 - S^-1 D."""
         return *self.gradient(mu), self._curved
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ]:
@@ -79,13 +84,16 @@ class CoupledPatches(Likelihood):
         return *self.moments.expectations(mu), self.moments.slope
 
     def _curved(self, G: Float[Tensor, "n M"], H: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:
-        """G'(P - P D) H."""
+        """G'(S^-1 - S^-1 D) H."""
         W, H = self.group.unsmooth(G.double()), H.double()
         return W.mT @ H - self.moments.slope(W, H)
 
 
+@runtime_checkable
 class _Part(Protocol):
-    unsettled: int  # bags whose EP has not converged at the last mu
+    @property
+    def unsettled(self) -> int:
+        """Bags whose EP has not converged at the last mu."""
 
     def expectations(self, mu: Tensor) -> tuple[Tensor, Tensor]:
         """E (n,) and log Z (b,) at mu (n,)."""
@@ -104,19 +112,23 @@ class CoupledMoments:
         positive: Bool[np.ndarray, " b"],
         strength: float,
         device: str | torch.device = "cpu",
+        effect: float = 0.0,
     ):
         self.n = int(offsets[-1])
         labels = torch.from_numpy(positive).to(device)
         self.parts: list[tuple[Int[Tensor, " n"], _Part]] = []
         for part in coupling.parts(adjacency, offsets, strength, device):
-            mine = labels[torch.from_numpy(part.bags).to(device)]
+            bags = _Bags(
+                part.rows,
+                torch.from_numpy(np.diff(offsets)[part.bags]).to(device),
+                labels[torch.from_numpy(part.bags).to(device)],
+            )
             if isinstance(part, Identity):
-                sizes = torch.from_numpy(np.diff(offsets)[part.bags]).to(device)
-                self.parts.append((part.rows, _Alone(sizes, mine)))
+                self.parts.append((part.rows, _alone(bags, effect)))
             elif isinstance(part, Dense):
-                self.parts.append((part.rows, _Small(part, mine)))
+                self.parts.extend(_small(part, bags, effect))
             else:
-                self.parts.append((part.rows, _large(part, adjacency, strength, bool(mine[0]))))
+                self.parts.append((part.rows, _large(part, bags, adjacency, strength, effect)))
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], float]:
         """E[m] and sum_b log Z_b at mu."""
@@ -137,6 +149,32 @@ class CoupledMoments:
         for rows, part in self.parts:
             total += part.slope(W[rows], H[rows])
         return total
+
+
+class _Bags(NamedTuple):
+    """The bags of one part of the coupling."""
+
+    rows: Int[Tensor, " n"]
+    sizes: Int[Tensor, " b"]
+    positive: Bool[Tensor, " b"]
+
+    @property
+    def offsets(self) -> Int[Tensor, " b1"]:
+        """Where each bag begins."""
+        return torch.cat([self.sizes.new_zeros(1), self.sizes.cumsum(0)])
+
+    def some(self, keep: Bool[Tensor, " b"]) -> "_Bags":
+        """Some of them."""
+        rows = self.rows[keep.repeat_interleave(self.sizes)]
+        return _Bags(rows, self.sizes[keep], self.positive[keep])
+
+
+def _alone(bags: _Bags, effect: float) -> _Part:
+    if not effect:
+        return _Alone(bags.sizes, bags.positive)
+    deviation = torch.ones(len(bags.rows), dtype=torch.float64, device=bags.rows.device)
+    rows = slice(0, len(deviation))
+    return AloneWithEffect(Group(deviation, bags.offsets, bags.positive, None, rows, effect=effect))
 
 
 class _Alone:
@@ -183,35 +221,69 @@ def _positive(log_p: Tensor, mu: Tensor, sigma: Tensor, mask: Tensor) -> _Positi
     return _Positive(r, log_z, rare, pull, bend)
 
 
+def _small(part: Dense, bags: _Bags, effect: float) -> list[tuple[Tensor, _Part]]:
+    """Small bags with their rows; those that share an effect label by label."""
+    if not effect:
+        return [(bags.rows, _Small(part.sigma, part.mask, bags.positive))]
+    deviation = part.sigma.diagonal(dim1=-2, dim2=-1).sqrt()
+    out: list[tuple[Tensor, _Part]] = []
+    for label in (False, True):
+        mine = bags.positive == label
+        if bool(mine.any()):
+            mask, some = part.mask[mine], bags.some(mine)
+            make, sigma = partial(_some, part.sigma[mine], mask), deviation[mine][mask]
+            shared = Shared(make, sigma, some.offsets, label, effect, at_a_time(mask))
+            out.append((some.rows, shared))
+    return out
+
+
+def _some(sigma: Tensor, mask: Tensor, bags: Tensor, positive: bool) -> "_Small":
+    return _Small(sigma[bags], mask[bags], torch.full_like(mask[bags, 0], positive))
+
+
 class _Small:
     """Small bags as padded matrices."""
 
-    def __init__(self, part: Dense, positive: Bool[Tensor, " b"]):
-        self.part, self.positive = part, positive
-        self.sigma = part.sigma.diagonal(dim1=-2, dim2=-1).sqrt()
+    def __init__(
+        self,
+        sigma: Float[Tensor, "b p p"],
+        mask: Bool[Tensor, "b p"],
+        positive: Bool[Tensor, " b"],
+    ):
+        self.sigma, self.mask, self.positive = sigma, mask, positive
+        self.deviation = sigma.diagonal(dim1=-2, dim2=-1).sqrt()
         self.sites: Sites | None = None
-        self.unsettled = 0
+        self.converged = torch.ones_like(positive)
+
+    @property
+    def unsettled(self) -> int:
+        return int((~self.converged).sum())
+
+    def pad(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "b p ..."]:
+        """The bags side by side, zeros where a bag is shorter."""
+        out = x.new_zeros(*self.mask.shape, *x.shape[1:])
+        out[self.mask] = x
+        return out
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-        mask = self.part.mask
-        mu = self.part.pad(mu[:, None])[..., 0]
-        found = ep(mu, self.part.sigma, mask, tol=TOLERANCE, start=self.sites)
+        mask, mu = self.mask, self.pad(mu)
+        found = ep(mu, self.sigma, mask, tol=TOLERANCE, start=self.sites)
         if self.sites is not None and not bool(found.converged.all()):
-            found = ep(mu, self.part.sigma, mask, tol=TOLERANCE)  # kept sites led astray
-        self.unsettled = int((~found.converged).sum())
+            found = ep(mu, self.sigma, mask, tol=TOLERANCE)  # kept sites led astray
+        self.converged = found.converged
         finite = bool(torch.isfinite(found.tau).all() & torch.isfinite(found.nu).all())
         self.sites = Sites(found.tau, found.nu) if finite else None
         self.V, self.d = found.cov, mu - found.mean
-        self.up = up = _positive(found.log_p, mu, self.sigma, mask)
+        self.up = up = _positive(found.log_p, mu, self.deviation, mask)
         # rare: E = mu + Sigma g / sum_j Phi(t_j)
         near = mu + up.r[:, None] * self.d
-        rare = mu + (self.part.sigma @ up.pull[..., None])[..., 0]
+        rare = mu + (self.sigma @ up.pull[..., None])[..., 0]
         E = torch.where(up.rare[:, None], rare, near)
         E = torch.where(self.positive[:, None], E, found.mean)
         return E[mask], torch.where(self.positive, up.log_z, found.log_p)
 
     def slope(self, W: Float[Tensor, "n M"], H: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:
-        W, H = self.part.pad(W), self.part.pad(H)
+        W, H = self.pad(W), self.pad(H)
         up, pos = self.up, self.positive
         near = pos & ~up.rare
         # W'(V P) H = W'V W, W'H: weights of the two in each kind of bag
@@ -236,15 +308,18 @@ class _Large:
         self.part, self.blocks, self.positive = part, blocks, positive
         self.variance = part.diagonal()
         self.sites: Sites | None = None
-        self.unsettled = 0
+        self.converged = torch.ones(1, dtype=torch.bool, device=part.rows.device)
+
+    @property
+    def unsettled(self) -> int:
+        return int(not bool(self.converged))
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
         mask = torch.ones(1, len(mu), dtype=torch.bool, device=mu.device)
         variance = self.variance[None]
         start = self.sites or first_sites(mu[None], variance, mask)
         step = partial(self._gaussian_step, mu)
-        _, sites, gauss, converged = fixed_point(step, start, variance, mask, tol=TOLERANCE)
-        self.unsettled = int(not bool(converged))
+        _, sites, gauss, self.converged = fixed_point(step, start, variance, mask, tol=TOLERANCE)
         log_p = gauss.log_gauss + site_terms(gauss, sites, mask).sum(-1)
         self.sites = sites if bool(torch.isfinite(log_p)) else None
         self.d = mu - gauss.mean[0]
@@ -285,7 +360,9 @@ class _Large:
         return Gauss((mu + moved)[None], var[None], left[None], log_gauss)
 
 
-def _large(part: coupling.Part, adjacency: sp.csr_array, strength: float, positive: bool) -> _Large:
+def _large(
+    part: coupling.Part, bags: _Bags, adjacency: sp.csr_array, strength: float, effect: float
+) -> _Large | Shared:
     if not isinstance(part, Banded):
         raise ValueError(
             f"moments='coupled' needs a graph of narrow band in bags of {len(part.rows)} "
@@ -295,7 +372,11 @@ def _large(part: coupling.Part, adjacency: sp.csr_array, strength: float, positi
     p = coupling.sparse_precision(sp.csr_array(adjacency[rows][:, rows]), strength)
     diagonal, lower = coupling.tridiagonal(p.tocoo(), part.size)
     blocks = diagonal.to(part.rows.device), lower.to(part.rows.device)
-    return _Large(part, blocks, positive)
+    positive = bool(bags.positive[0])
+    if not effect:
+        return _Large(part, blocks, positive)
+    one, sigma = (lambda _, label: _Large(part, blocks, label)), part.diagonal().sqrt()
+    return Shared(one, sigma, bags.offsets, positive, effect)
 
 
 def cut_slope(
@@ -304,8 +385,11 @@ def cut_slope(
     positive: Bool[Tensor, " b"],
     mask: Bool[Tensor, "b p"],
     X: Float[Tensor, "b p k"],
+    effect: float = 0.0,
 ) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p k"]]:
-    """E of padded bags, and dE/dmu times Sigma X, bag by bag."""
+    """E of padded bags, and dE/dmu times (Sigma + tau^2 11') X, bag by bag."""
+    if effect:
+        return _cut_slope_with_effect(mu, sigma, positive, mask, X, effect)
     found = ep(mu, sigma, mask, tol=TOLERANCE)
     deviation = sigma.diagonal(dim1=-2, dim2=-1).sqrt()
     up = _positive(found.log_p, mu, deviation, mask)
@@ -323,3 +407,43 @@ def cut_slope(
         torch.where(positive[:, None], E_positive, found.mean),
         torch.where(positive[:, None, None], slope, negative),
     )
+
+
+def _cut_slope_with_effect(
+    mu: Tensor, sigma: Tensor, positive: Tensor, mask: Tensor, X: Tensor, effect: float
+) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p k"]]:
+    """The same where bags share an effect: D S X = S X - S A S X, S = Sigma + tau^2 11'."""
+
+    def shared(x: Tensor) -> Tensor:
+        """(I + tau^2 11') x."""
+        return x + effect**2 * mask[..., None] * x.sum(1, keepdim=True)
+
+    X = shared(X)  # Sigma^-1 S X, as Sigma 1 = 1
+    log_q, delta, bent = _averaged(mu, sigma, mask, X, effect, False)
+    _, factor, rare = labelled(log_q, positive)
+    delta, bent = factor[:, None] * delta, factor[:, None, None] * bent
+    if bool(rare.any()):
+        some = mu[rare], sigma[rare], mask[rare], X[rare]
+        _, delta[rare], bent[rare] = _averaged(*some, effect, True)
+    # Sigma A S X, as gamma'S X = delta'Sigma^-1 S X
+    bent = bent + delta[..., None] * (delta[:, None, :] @ X)
+    return mu + shared(delta[..., None])[..., 0], sigma @ X - shared(bent)
+
+
+def _averaged(
+    mu: Tensor, sigma: Tensor, mask: Tensor, X: Tensor, effect: float, label: bool
+) -> tuple[Float[Tensor, " b"], Float[Tensor, "b p"], Float[Tensor, "b p k"]]:
+    """Log Z, delta and sum_k pi_k Sigma (A_k - gamma_k gamma_k') Sigma X of bags of one label."""
+    labels, sizes = torch.full_like(mask[:, 0], label), mask.sum(-1)
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    bags = torch.arange(len(mu), device=mu.device)
+    average = Average(partial(_some, sigma, mask), bags, label, at_a_time(mask))
+    deviation = sigma.diagonal(dim1=-2, dim2=-1).sqrt()
+    rows = Patches.of(mu[mask], deviation[mask], offsets, None)
+    average.over(rows, torch.as_tensor(effect, dtype=mu.dtype, device=mu.device))
+    delta, bent = torch.zeros_like(mu).masked_scatter(mask, average.delta), torch.zeros_like(X)
+    for s, pi in zip(average.effects, average.pi):
+        E, slope = cut_slope(mu + s[:, None], sigma, labels, mask, X)
+        own = torch.where(mask, E - mu - s[:, None], 0.0)[..., None]
+        bent += pi[:, None, None] * (sigma @ X - slope - own * (own.mT @ X))
+    return average.log_z, delta, bent

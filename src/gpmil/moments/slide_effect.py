@@ -247,8 +247,8 @@ def _below_alone(patches: Patches, tau: Tensor) -> tuple[Tensor, Tensor]:
     if not served.any():
         full = _plain_sums(patches, tau, all_below)
         return full.log_z, full.gamma
-    total = total + _before(tau, nodes)[0]
-    log_q, slope = _log_total(tau, nodes, total), slope / total.index_select(0, patches.row)
+    total = total + sum_before(tau, nodes)[0]
+    log_q, slope = log_total(tau, nodes, total), slope / total.index_select(0, patches.row)
     if not served.all():
         some, rows = patches.some(~served)
         full = _plain_sums(some, tau, all_below)
@@ -291,7 +291,7 @@ def _averages(
 ) -> _Found:
     """The sums over what their weights sum to, and its logarithm."""
     row = patches.row
-    before = _before(tau, nodes)
+    before = sum_before(tau, nodes)
     total = by_bag[0] + before[0]
     total_row = total.index_select(0, row)
     gamma, curvature, mean, *weighted = (x / total_row for x in by_row)
@@ -301,11 +301,11 @@ def _averages(
     mean = torch.where(nodes.certain[row], plain, mean)
     moment = torch.stack([x / total for x in by_bag[4:]], 1)
     factors = _factors(moment, torch.stack(weighted, 1), row)
-    log_z, by_log_tau = _log_total(tau, nodes, total), by_bag[3] / total
+    log_z, by_log_tau = log_total(tau, nodes, total), by_bag[3] / total
     return _Found(mean, gamma, curvature, factors, log_z, effect, square, by_log_tau)
 
 
-def _log_total(tau: Tensor, nodes: Nodes, total: Tensor) -> Tensor:
+def log_total(tau: Tensor, nodes: Nodes, total: Tensor) -> Tensor:
     """log Z from the sum of exp(-s^2 / (2 tau^2)) z(s) in the nodes' unit."""
     # N(s; 0, tau^2) ds; on the lattice the density sums to 1 + 2 exp(-2 (pi tau / h)^2)
     density = 1 + 2 * torch.exp(-2 * (math.pi * tau / nodes.step).square())
@@ -328,7 +328,7 @@ def _factors(moment: Tensor, by_row: Tensor, row: Tensor) -> Tensor:
     return (inverse[row] @ by_row[..., None])[..., 0]
 
 
-def _before(tau: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+def sum_before(tau: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of 1, s and s^2 over the lattice before the first node, where z = 1, in its unit.
 
     The integral to the midpoint before the first node, with Euler and Maclaurin's corrections:
