@@ -127,6 +127,62 @@ def test_the_lower_tail_keeps_its_digits():
     assert np.abs(2 * found / erfc(-z) - 1).max() < 5e-13
 
 
+# --- Their derivatives ----------------------------------------------------------------------------
+def slopes(what, bags, tau):
+    """Derivatives in mu, sigma and tau of a mixture of all that is found; plain and compiled."""
+
+    def derived(mu, sigma, positive, offsets, tau, row):
+        rng = np.random.default_rng(3)
+        effect = torch.tensor(tau, dtype=torch.float64)
+        leaves = [x.clone().requires_grad_() for x in (mu, sigma, effect)]
+        found = what(*leaves[:2], positive, offsets, leaves[2], row)
+        weighed = ((x * torch.from_numpy(rng.normal(size=x.shape))).sum() for x in found)
+        return torch.autograd.grad(sum(weighed), leaves)
+
+    return both(derived, bags, tau)
+
+
+def all_but_the_variance(*bags):
+    """What does not come from a difference of large numbers."""
+    m = slide_effect.moments(*bags)
+    return m.mean, m.gamma, m.curvature, m.factors, m.log_z, m.effect, m.by_log_tau
+
+
+@pytest.mark.parametrize("tau", [0.05, 0.5, 2.0, 10.0])
+@pytest.mark.parametrize("shift", [-9.0, -6.0, -3.5, -2.0, 0.5, 9.0, 24.0])
+def test_the_same_derivatives_as_autograds(shift, tau):
+    bags = bags_at(shift, sizes=(1, 1, 7, 250, 30, 3, 129, 128, 1, 12))
+    for a, b in zip(*slopes(all_but_the_variance, bags, tau)):
+        assert torch.allclose(a, b, rtol=1e-6, atol=1e-6 * float(a.abs().max()))
+
+
+@pytest.mark.parametrize("shift", [-6.0, -2.0])
+def test_the_same_derivatives_of_the_gradient_alone(shift):
+    bags = bags_at(shift, sizes=(1, 5, 70, 3))
+    for a, b in zip(*slopes(slide_effect.gradient, bags, 0.6)):
+        assert torch.allclose(a, b, rtol=1e-6, atol=1e-7 * float(a.abs().max()))
+
+
+def test_derivatives_in_one_direction_are_differences(monkeypatch):
+    """Not through the plain path: central differences of the compiled sums themselves."""
+    monkeypatch.setattr(compiled, "WORTH_PATCHES", 0)
+    mu, sigma, positive, offsets, _ = bags_at(-2.0, sizes=(4, 70, 31, 2))
+    rng = np.random.default_rng(8)
+    d_mu, d_sigma = (torch.from_numpy(rng.normal(size=len(mu))) for _ in range(2))
+
+    def value(x):
+        tau = torch.as_tensor(0.8).double() + 0.3 * x
+        m = slide_effect.moments(mu + x * d_mu, sigma + 0.1 * x * d_sigma, positive, offsets, tau)
+        return (m.curvature * d_sigma).sum() + (m.factors[:, 0] * m.gamma).sum()
+
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(value(x), x)
+    eps = 1e-4
+    assert float(value(torch.tensor(eps)) - value(torch.tensor(-eps))) / (2 * eps) == (
+        pytest.approx(float(slope), rel=1e-5)
+    )
+
+
 # --- Who is served --------------------------------------------------------------------------------
 @pytest.mark.parametrize("tau", [1e-3, 0.5, 10.0])
 def test_usual_bags_are_served(tau):
@@ -157,20 +213,12 @@ def calls(monkeypatch):
     return found
 
 
-def test_few_patches_and_derivatives_go_the_plain_way(calls, monkeypatch):
+def test_few_patches_go_the_plain_way(calls):
     mu, sigma, positive, offsets, row = bags_at(-2.0, sizes=(3, 40, 9))
-    slide_effect.moments(mu, sigma, positive, offsets, 0.7, row)
+    assert len(mu) < compiled.WORTH_PATCHES
+    for what in (slide_effect.moments, slide_effect.gradient):
+        what(mu, sigma, positive, offsets, 0.7, row)
     assert not calls
-    monkeypatch.setattr(compiled, "WORTH_PATCHES", 0)
-    tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    for values, effect in ((mu.clone().requires_grad_(True), 0.7), (mu, tau)):
-        for what in (slide_effect.moments, slide_effect.gradient):
-            what(values, sigma, positive, offsets, effect, row)
-            assert not calls
-            with torch.no_grad():
-                what(values, sigma, positive, offsets, effect, row)
-            assert calls
-            calls.clear()
 
 
 def test_without_numba_torch_does_it(calls, monkeypatch):

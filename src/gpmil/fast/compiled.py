@@ -26,7 +26,7 @@ from gpmil.coupling.operator import Precision
 
 logger = logging.getLogger("gpmil")
 WORTH = 2**20  # numbers in H from which the loop is used: below, the plain pass takes a millisecond
-WORTH_PATCHES = 2**11  # patches from which sums over a slide effect are compiled
+WORTH_PATCHES = 2**6  # patches from which sums over a slide effect are compiled
 
 Sums = tuple[float, Float[Tensor, " M"]]
 
@@ -86,6 +86,14 @@ def sites() -> Any:
     return None if kernels() is None else kernels().sites
 
 
+def sums_effects(among: int, device: torch.device) -> bool:
+    """Whether sums over a slide effect are compiled for bags out of `among` patches.
+
+    Some of a large cohort do not go another way than all of it.
+    """
+    return among >= WORTH_PATCHES and device.type == "cpu" and kernels() is not None
+
+
 def effect_sums(
     mu: Float[Tensor, " n"],
     sigma: Float[Tensor, " n"],
@@ -94,31 +102,46 @@ def effect_sums(
     rule: tuple[float, ...],
     rare: bool,
     full: bool,
-    among: int,
-) -> list[Tensor] | None:
-    """Sums over a slide effect: nodes, sums per bag and per patch, and which bags are served.
-
-    Without derivatives. Arguments as in effect.sums; `among` how many patches these bags were
-    chosen: some of a large cohort do not go another way than all of it.
-    """
-    derived = torch.is_grad_enabled() and any(x.requires_grad for x in (mu, sigma, tau))
-    if derived or among < WORTH_PATCHES or mu.device.type != "cpu" or kernels() is None:
-        return None
-    arrays = (x.detach().contiguous().numpy() for x in (mu, sigma, offsets))
+) -> list[Tensor]:
+    """Sums over a slide effect: nodes, sums per bag and per patch, and which bags are served."""
     numbers = tuple(float(x) for x in rule)
-    found = kernels().effect.sums(*arrays, float(tau), numbers, rare, full)
+    bags = _plain_arrays(mu, sigma, offsets)
+    found = kernels().effect.sums(*bags, float(tau), numbers, rare, full)
     return [torch.from_numpy(x) for x in found]
+
+
+def effect_adjoints(
+    mu: Float[Tensor, " n"],
+    sigma: Float[Tensor, " n"],
+    offsets: Int[Tensor, " b1"],
+    tau: Float[Tensor, ""],
+    nodes: Float[Tensor, "k b"],
+    served: Bool[Tensor, " b"],
+    rare: bool,
+    by_bag: Float[Tensor, "s b"],
+    by_row: Float[Tensor, "r n"],
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"], Float[Tensor, ""]]:
+    """Adjoints of mu, sigma and tau from those of the sums."""
+    bags, sums = _plain_arrays(mu, sigma, offsets), _plain_arrays(by_bag, by_row)
+    at = _plain_arrays(nodes, served)
+    *found, by_tau = kernels().effect_adjoint.adjoints(*bags, float(tau), *at, rare, *sums)
+    of_mu, of_sigma = (torch.from_numpy(x) for x in found)
+    return of_mu, of_sigma, tau.new_tensor(by_tau)
+
+
+def _plain_arrays(*tensors: Tensor) -> list[np.ndarray]:
+    return [x.detach().contiguous().numpy() for x in tensors]
 
 
 @functools.cache
 def kernels() -> Any:
     """The package of loops; None without Numba, or with one that cannot be used here."""
     try:
-        from gpmil.fast import effect, passes, sites
+        from gpmil.fast import effect, effect_adjoint, passes, sites
     except (ImportError, RuntimeError) as error:  # RuntimeError: no place for its cache
         logger.info(
             "passes over the bags are not compiled, which costs up to half of the speed (%s): %s",
             error, extras.install("fast"),
         )  # fmt: skip
         return None
-    return SimpleNamespace(effect=effect, passes=passes, sites=sites)
+    return SimpleNamespace(effect=effect, effect_adjoint=effect_adjoint, passes=passes, sites=sites)

@@ -25,6 +25,7 @@ LEAST = 1e-300  # what is divided by
 UNDERFLOW = -600.0  # log of the integrand's peak from which on what underflows beside it counts
 LIMIT = 700.0  # z = t / sqrt 2 from which h - t loses more than half of its digits
 MOST = 1e6  # nodes
+NOTHING = -24.0  # log of a term, to the largest, from which on all further ones are left out
 
 
 # --- A bag at one s -------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def _log_q_near_one(z):
 
 @njit(error_model="numpy")
 @no_type_check
-def _given(bag, s, rare):
+def given(bag, s, rare):
     """log z(s), f, G and d2 log z / ds2, and whether all is within range; `rare`: z = 1 - q."""
     log_q, G, C = 0.0, 0.0, 0.0
     n = len(bag[0])
@@ -106,13 +107,13 @@ def _given(bag, s, rare):
 def _mode(bag, tau, rare, most):
     """The mode of the integrand, its width, and the bag there: log z, its two derivatives in s."""
     square = tau * tau
-    log_z, f, G, bend, fine = _given(bag, 0.0, rare)
+    log_z, f, G, bend, fine = given(bag, 0.0, rare)
     slope, width = f * G, tau
     sign = 0.0 if slope == 0 else math.copysign(1.0, slope)
     low, high = 0.0, square * abs(slope)
     size = high / (1 - square * bend)
     for _ in range(most):
-        log_z, f, G, bend, within = _given(bag, sign * size, rare)
+        log_z, f, G, bend, within = given(bag, sign * size, rare)
         fine = fine and within
         slope = max(abs(f * G), LEAST)
         width = 1 / math.sqrt(1 / square - bend)
@@ -136,7 +137,7 @@ def _mode(bag, tau, rare, most):
 def _fall(bag, mode, end, log_z, slope, bend):
     """Within which distance q falls from one to zero, and whether all is within range."""
     further = slope / max(abs(bend), LEAST) * -math.log(max(-log_z, LEAST))
-    _, _, G, bend, fine = _given(bag, min(mode + max(further, 0.0), end), False)
+    _, _, G, bend, fine = given(bag, min(mode + max(further, 0.0), end), False)
     return 0.75 * G / max(abs(bend), LEAST), fine
 
 
@@ -195,16 +196,19 @@ def _add_all(z, h, f, weights, rows):
 @njit(error_model="numpy")
 @no_type_check
 def _over_nodes(bag, tau, at, rare, full, total, rows):
-    """The sums of one bag over its nodes; whether all was within range."""
+    """The sums of one bag over its nodes, and how many counted; -1 if one was out of range."""
     first, many, step, mode, width, top, _ = at
     for j in range(int(many)):
         s = (first + j) * step
-        log_z, f, G, _, within = _given(bag, s, rare)
+        log_z, f, G, _, within = given(bag, s, rare)
         if not within and (not rare or top < UNDERFLOW):
-            return False
+            return -1
         if not within:
             continue  # next to nothing beside the peak
-        weight = math.exp(log_z - (s / tau) ** 2 / 2 - top)
+        log_weight = log_z - (s / tau) ** 2 / 2 - top
+        if not rare and s > mode and log_weight < NOTHING:
+            return j  # q N is log-concave: from here on it only falls
+        weight = math.exp(log_weight)
         total[0] += weight
         if not full:
             _add_slope(bag[3], weight * f, rows[0])
@@ -217,21 +221,19 @@ def _over_nodes(bag, tau, at, rare, full, total, rows):
         total[5] += heavy * x
         total[6] += heavy * x * x
         _add_all(bag[2], bag[3], f, (weight, weight * G, weight * G * x), rows)
-    return True
+    return int(many)
 
 
 @njit(error_model="numpy")
 @no_type_check
-def _keep(mu, sigma, rare, full, total, rows, start, by_row):
+def _keep(sigma, full, rows, start, by_row):
     """Sums per patch with their powers of sigma."""
     pulled, curved, mean, low, bent = rows
-    for i in range(len(mu)):
+    for i in range(len(sigma)):
         by_row[0, start + i] = pulled[i] / sigma[i]
         if full:
             by_row[1, start + i] = curved[i] / sigma[i] ** 2
-            # E[m] = -sigma (h - t) for m < 0, else mu + sigma^2 gamma + E[s]
-            plain = mu[i] * total[0] + sigma[i] * pulled[i] + total[1]
-            by_row[2, start + i] = plain if rare else sigma[i] * mean[i]
+            by_row[2, start + i] = sigma[i] * mean[i]
             by_row[3, start + i] = low[i] / sigma[i]
             by_row[4, start + i] = bent[i] / sigma[i]
 
@@ -242,7 +244,8 @@ def sums(mu, sigma, offsets, tau, rule, rare, full):
     """Nodes, sums per bag and per patch, and which bags are served.
 
     `rule` is what the nodes follow; `rare`: of 1 - q instead of q; not `full`: only what the
-    gradient needs. Bags that are not served have a sum of one and nothing else.
+    gradient needs. E[m] is summed as for m < 0. Bags that are not served have a sum of one and
+    nothing else.
     """
     bags, longest = len(offsets) - 1, 0
     for b in range(bags):
@@ -261,11 +264,13 @@ def sums(mu, sigma, offsets, tau, rule, rare, full):
         for row in rows:
             row[:] = 0
         at, fine = _nodes(bag, own, tau, rule, rare)
-        served[b] = fine and _over_nodes(bag, tau, at, rare, full, total, rows)
+        counted = _over_nodes(bag, tau, at, rare, full, total, rows) if fine else -1
+        served[b] = counted >= 0
         if served[b]:
             for k in range(7):
                 nodes[k, b], by_bag[k, b] = at[k], total[k]
-            _keep(bag[0], own, rare, full, total, rows, start, by_row)
+            nodes[1, b] = counted
+            _keep(own, full, rows, start, by_row)
         else:
             by_bag[0, b] = 1
     return nodes, by_bag, by_row, served

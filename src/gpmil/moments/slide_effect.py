@@ -20,8 +20,8 @@ twice as many nodes where a bag cuts off one side of N(s; 0, tau^2). And the nod
 so that gradient and Hessian are those of the sum itself: the solvers need that more than they need
 the integral. The step h is as fine as the bag needs; which nodes count depends on mu.
 
-On a CPU the sums over the nodes are compiled (fast/effect.py) where no derivatives of them are
-wanted; bags beyond the range of the compiled ones are summed here.
+On a CPU the sums over the nodes are compiled (effect_sums.py); bags beyond the range of the
+compiled ones are summed here.
 """
 
 import math
@@ -31,9 +31,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpmil.fast import compiled
 from gpmil.moments import effect_nodes, truncated
-from gpmil.moments.effect_nodes import RULE, At, Nodes, walk
+from gpmil.moments.effect_nodes import At, Nodes, walk
+from gpmil.moments.effect_sums import compiled_sums
 from gpmil.moments.given_effect import PLAIN, Given, Patches, all_below, some_above
 from gpmil.moments.truncated import log_not, segment_sum
 
@@ -182,27 +182,16 @@ POWERS = 2 * RANK - 1
 
 def _over_effect(patches: Patches, tau: Tensor, given: At, among: int) -> _Found:
     """Sums of N(s; 0, tau^2) z(s) over the lattice, for bags out of `among` patches."""
-    sums = _compiled_sums(patches, tau, given, True, among)
+    sums = compiled_sums(patches, tau, given, True, among)
     if sums is None:
         return _plain_sums(patches, tau, given)
     nodes, by_bag, by_row, served = sums
-    found = _averages(patches, tau, nodes, list(by_bag), list(by_row))
+    found = _averages(patches, tau, nodes, by_bag, by_row)
     if not served.all():
         some, rows = patches.some(~served)
         rest = _plain_sums(some, tau, given)
         found = found.replaced(rest, rows, (~served).nonzero()[:, 0])
     return found
-
-
-def _compiled_sums(
-    patches: Patches, tau: Tensor, given: At, full: bool, among: int
-) -> tuple[Nodes, Tensor, Tensor, Tensor] | None:
-    """Nodes, sums per bag and per row, and which bags they serve; None where torch's are used."""
-    found = compiled.effect_sums(*patches[:3], tau, RULE, given is some_above, full, among)
-    if found is None:
-        return None
-    nodes, by_bag, by_row, served = found
-    return Nodes._make((*nodes[:-1], nodes[-1] > 0)), by_bag, by_row, served
 
 
 def _plain_sums(patches: Patches, tau: Tensor, given: At) -> _Found:
@@ -239,7 +228,7 @@ def _terms(
 
 def _below_alone(patches: Patches, tau: Tensor) -> tuple[Tensor, Tensor]:
     """log Q and d log Q / dmu in few steps, where these keep their digits."""
-    sums = _compiled_sums(patches, tau, all_below, False, len(patches.mu))
+    sums = compiled_sums(patches, tau, all_below, False, len(patches.mu))
     if sums is None:
         nodes, total, slope, served = _plain_slopes(patches, tau)
     else:
@@ -335,9 +324,11 @@ def sum_before(tau: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
     sum_k d f(k d) = int f - d^2/24 f'(a) + 7/5760 d^4 f^(3)(a), f = phi, x phi and x^2 phi.
     """
     d = nodes.step / tau
-    a = (nodes.first - 0.5) * d
-    phi = torch.exp(-a.square() / 2 - nodes.top)
-    whole = torch.exp(torch.special.log_ndtr(a) - nodes.top) * math.sqrt(2 * math.pi)
+    # where nothing is added its derivative must not overflow either
+    first, top = (torch.where(nodes.certain, x, 0.0) for x in (nodes.first, nodes.top))
+    a = (first - 0.5) * d
+    phi = torch.exp(-a.square() / 2 - top)
+    whole = torch.exp(torch.special.log_ndtr(a) - top) * math.sqrt(2 * math.pi)
     # derivatives of phi, over phi
     p1, p2, p3 = -a, a**2 - 1, 3 * a - a**3
     p4, p5 = a**4 - 6 * a**2 + 3, -(a**5) + 10 * a**3 - 15 * a
