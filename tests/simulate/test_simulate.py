@@ -314,6 +314,18 @@ def test_the_field_effect_moves_only_benign_patches_that_touch_the_lesion():
     assert touched > 10
 
 
+def test_lesions_have_the_fewest_patches_asked_for():
+    one = {"second_lesion": 0.0, "core_counts": (1.0,), "seed": 4, "n_features": 12}
+    small = cohort(30, 30, **one)
+    large = cohort(30, 30, min_lesion=7, **one)
+    counts = [np.add.reduceat(c.instance_labels, c.offsets[:-1]) for c in (small, large)]
+    np.testing.assert_array_equal(small.coords, large.coords)
+    assert counts[0].min() < 7 == counts[1].min() and (counts[1] <= large.sizes / 2).all()
+    few = cohort(4, 4, min_lesion=500, **one)  # more than half of any slide
+    found = np.add.reduceat(few.instance_labels, few.offsets[:-1])
+    np.testing.assert_array_equal(found, few.sizes // 2)
+
+
 # ------------------------------------------------------------------------------- defaults
 def test_the_defaults_are_the_fixed_ones():
     # Changing a default changes every published number on simulated cohorts.
@@ -328,6 +340,7 @@ def test_the_defaults_are_the_fixed_ones():
         off_lattice=0.75,
         ragged=0.4,
         holes=0.15,
+        min_lesion=1,
         max_lesion=0.5,
         second_lesion=0.25,
         n_latent=12,
@@ -365,6 +378,7 @@ def test_every_setting_is_documented():
         ({"n_bags": 4, "n_features": 6}, "n_latent = 12.*got n_features=6"),
         ({"n_bags": 4, "chunk": 0}, "chunk must be at least 1"),
         ({"n_bags": 4, "mean_size": 9.0}, "min_size=15, mean_size=9.0"),
+        ({"n_bags": 4, "min_lesion": 0}, "min_lesion must be at least 1 patch, got 0"),
         ({"n_bags": 4, "max_lesion": 0.0}, r"max_lesion must lie in \(0, 1\]"),
         ({"n_bags": 4, "holes": 1.5}, r"holes must lie in \[0, 1\], got 1.5"),
         ({"n_bags": 4, "noise": -1.0}, "noise must not be negative"),

@@ -58,6 +58,9 @@ class Settings:
         roughness of the outline in patches.
     holes
         chance that a core has a hole.
+    min_lesion
+        fewest malignant patches that a positive slide is drawn with; `max_lesion` goes first, and
+        two lesions may share some.
     max_lesion
         largest share of a slide's patches that is malignant.
     second_lesion
@@ -110,6 +113,7 @@ class Settings:
     off_lattice: Number = 0.75
     ragged: Number = 0.4
     holes: Number = 0.15
+    min_lesion: int = 1
     max_lesion: Number = 0.5
     second_lesion: Number = 0.25
     n_latent: int = 12
@@ -136,6 +140,7 @@ class Settings:
 _LIMITS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("core_width", lambda v: 1 <= v < np.inf, "be at least 1 patch"),
     ("step", lambda v: v >= 4, "be at least 4 pixels"),
+    ("min_lesion", lambda v: v >= 1, "be at least 1 patch"),
     ("max_lesion", lambda v: 0 < v <= 1, "lie in (0, 1]"),
     (
         "off_lattice holes second_lesion mimic patient_share patient_risk",

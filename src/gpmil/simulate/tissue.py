@@ -126,10 +126,11 @@ def _grow(
 
 
 def grow_lesions(rng: Generator, cells: Cells, settings: Settings) -> Bool[np.ndarray, " n"]:
-    """Which cells are malignant: one or two lesions, log-uniform size, at least one patch."""
+    """Which cells are malignant: one or two lesions, log-uniform size, `min_lesion` at least."""
     n, edges = len(cells), neighbours(cells)
     largest = max(1, int(settings.max_lesion * n))
-    size = min(largest, int(np.exp(rng.uniform(0, np.log(largest + 1)))))
+    smallest = min(settings.min_lesion, largest)
+    size = min(largest, int(np.exp(rng.uniform(np.log(smallest), np.log(largest + 1)))))
     if size == 1 or rng.random() >= settings.second_lesion:
         return _grow(rng, edges, n, size)
     first = int(rng.integers(1, size))
