@@ -14,7 +14,7 @@ from gpmil.inference.objective import Cohort, Settings
 from gpmil.inference.tuning import Search, Space, Trial
 from gpmil.models import learning
 
-BEST = Settings(9.0, 4.0, -3.0, 0.6)
+BEST = Settings(9.0, 4.0, -3.0, 0.6, 0.7)
 PATIENTS = np.array([0, 0, 0, 1, 1, 1, 2, 2, 3, 3])
 
 
@@ -29,16 +29,18 @@ def search_of(bags, groups=None):
     made = Cohort(
         x, Z, bags.adjacency, bags.offsets, bags.labels == 1, "rbf", groups=groups
     )  # fmt: skip
-    return Search(made, Space({}, 2.0), 0, [Trial("rbf", BEST, -0.4, -0.4)], torch.zeros(3))
+    return Search(
+        made, Space({}, 2.0, with_effect=True), 0, [Trial("rbf", BEST, -0.4, -0.4)], torch.zeros(3)
+    )
 
 
 @pytest.fixture
 def judged(monkeypatch):
     """Scores of the bags with the setting and without; the search without it climbs a bowl."""
 
-    def prepare(gain):
+    def prepare(gain, name):
         def left_out(cohort, settings, start=None):
-            found = np.full(10, -0.5) + (np.asarray(gain) if settings.coupling > 0 else 0.0)
+            found = np.full(10, -0.5) + (np.asarray(gain) if getattr(settings, name) > 0 else 0.0)
             return torch.from_numpy(found), start
 
         def gradient(cohort, settings, start=None):
@@ -57,33 +59,44 @@ def judged(monkeypatch):
 STEPS = np.array([0.2, 0.1, 0.3, -0.1, 0.0, -0.2, 0.1, 0.2, 0.0, 0.1])  # mean .07, error .0473
 
 
-@pytest.mark.parametrize(("gain", "kept"), [(STEPS, 0.6), (STEPS - 0.03, 0.0), (-STEPS, 0.0)])
-def test_inside_the_standard_error_the_simpler_one_is_kept(bags, judged, gain, kept, caplog):
+@pytest.mark.parametrize(
+    ("name", "gain", "kept"),
+    [
+        ("slide_effect", STEPS, 0.7),
+        ("slide_effect", STEPS - 0.03, 0.0),  # inside the standard error the simpler one
+        ("slide_effect", -STEPS, 0.0),
+        ("coupling", STEPS - 0.03, 0.6),  # and what maps need
+        ("coupling", 0.03 - STEPS, 0.6),
+        ("coupling", -STEPS, 0.0),
+    ],
+)
+def test_what_is_kept_inside_the_standard_error(bags, judged, name, gain, kept, caplog):
     caplog.set_level(logging.INFO, logger="gpmil")
-    judged(gain)
-    found = simpler.compared(search_of(bags), "coupling", 14)
-    assert found.best.settings.coupling == kept
-    assert {trial.settings.coupling for trial in found.trace} == {0.0}
+    judged(gain, name)
+    found = simpler.compared(search_of(bags), name, 14)
+    assert getattr(found.best.settings, name) == kept
+    assert {getattr(trial.settings, name) for trial in found.trace} == {0.0}
     assert len(found.trace) == 3  # 14 fits' worth: three gradients, both compared
-    assert found.trace[0].settings == pytest.approx(BEST._replace(coupling=0.0))
+    assert found.trace[0].settings == pytest.approx(BEST._replace(**{name: 0.0}))
     assert max(trial.score for trial in found.trace) > found.trace[0].score
-    assert ("0 is kept" if kept == 0 else "it is needed") in caplog.text
+    assert ("0 is kept" if kept == 0 else "it is kept") in caplog.text
     assert f"a difference of {gain.mean():.4f} with a standard error of 0.0473" in caplog.text
 
 
 def test_patients_are_the_units_of_the_error(bags, judged):
     # three slides of a patient say the same: the difference is less certain
     gain = np.array([0.2, 0.2, 0.2, -0.1, -0.1, -0.1, 0.1, 0.1, 0.05, 0.05])
-    judged(gain)
-    assert simpler.compared(search_of(bags), "coupling", 14).best.settings.coupling > 0
-    assert simpler.compared(search_of(bags, PATIENTS), "coupling", 14).best.settings.coupling == 0
+    judged(gain, "slide_effect")
+    for patients, kept in ((None, 0.7), (PATIENTS, 0.0)):
+        found = simpler.compared(search_of(bags, patients), "slide_effect", 14)
+        assert found.best.settings.slide_effect == kept
 
 
 def test_settings_have_a_place(bags):
     for space in (
-        Space({}, 2.0),
-        Space({"variance": 9.0}, 2.0),
-        Space({}, 2.0).without("coupling"),
+        Space({}, 2.0, with_effect=True),
+        Space({"variance": 9.0}, 2.0, with_effect=True),
+        Space({}, 2.0, with_effect=True).without("coupling"),
     ):
         fixed = space.fixed.get("coupling", BEST.coupling)
         moved = space.settings(torch.from_numpy(space.place(BEST)))

@@ -40,8 +40,17 @@ STARTS = (
     (30.0, 2.0, -1.4, 5.0, 1.0),
     (1.0, 1.0, -1.5, 0.5, 0.2),
 )
-# A slide effect leaves less to each patch, and wants a process that varies more.
-EFFECT_STARTS = ((150.0, 5.0, -0.6, 0.5, 2.0),)
+# A slide effect leaves less to each patch, and wants a process that varies more around a higher
+# mean: on SICAPv2's slides these settings are ahead of the centre above in slides and in maps.
+EFFECT_CENTRE = (100.0, 3.5, -0.5, 0.3, 1.0)
+EFFECT_STARTS = (
+    EFFECT_CENTRE,
+    (150.0, 5.0, -0.6, 0.5, 2.0),
+    (100.0, 3.5, -0.5, 2.0, 0.5),
+    (20.0, 3.0, -1.5, 1.0, 1.0),
+    (9.0, 2.0, -1.3, 1.0, 0.5),
+    (1.0, 1.0, -1.5, 0.5, 0.2),
+)
 LOWEST = (0.05, 0.2, -4.0, 0.01, 0.01)
 HIGHEST = (5000.0, 50.0, 2.0, 100.0, 10.0)
 # The same of gamma_s and length_s / sqrt d, the slide context; starts of five numbers take its
@@ -121,11 +130,21 @@ class Space:
         """The same with a setting fixed at 0."""
         return replace(self, fixed=self.fixed | {name: 0.0})
 
+    @property
+    def has_effect(self) -> bool:
+        """Whether tau is learned or given."""
+        return self.with_effect or self.fixed.get("slide_effect", 0.0) > 0
+
+    @property
+    def centre(self) -> tuple[float, ...]:
+        """Where the prior is largest."""
+        return EFFECT_CENTRE if self.has_effect else CENTRE
+
     def log_prior(self, z: Float[Tensor, " k"]) -> Float[Tensor, ""]:
         """A weak prior: what few bags leave open stays where models of this kind work."""
         widths = dict(zip(NAMES, (*WIDTH, *CONTEXT_WIDTH), strict=True))
         width = torch.tensor([widths[name] for name in self.learned]).double()
-        return -((z - torch.from_numpy(self.z(CENTRE))) / width).square().sum() / 2
+        return -((z - torch.from_numpy(self.z(self.centre))) / width).square().sum() / 2
 
 
 def in_words(settings: Settings) -> str:
@@ -240,7 +259,7 @@ def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> 
 def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np.ndarray, " k"]]:
     """A search that has tried its starts, and the best of them."""
     found = Search(cohort, space, budget)
-    tried: list[tuple[float, ...]] = [*STARTS, *(EFFECT_STARTS if space.with_effect else ())]
+    tried: list[tuple[float, ...]] = [*(EFFECT_STARTS if space.has_effect else STARTS)]
     tried += CONTEXT_STARTS if space.with_context else ()
     starts = list(dict.fromkeys(tuple(space.z(s)) for s in tried))[: max(1, budget)]
     scores = [found.value(np.array(z)) for z in starts]
