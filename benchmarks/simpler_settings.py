@@ -55,11 +55,11 @@ def main() -> None:
             scores[case] = objective.left_out(made, found.best.settings, found.w)[0].numpy()
             gain = scores["free"] - scores[case]
             error = leave_groups.standard_error(gain, made.groups)
+            words = tuning.in_words(found.best.settings)
             print(
-                f"{name:10} {case:10} {tuning.in_words(found.best.settings)}: {scores[case].mean():.4f}"
-                f", free better by {gain.mean():.4f} (standard error {error:.4f})",
-                flush=True,
+                f"{name:10} {case:10} {words}: {scores[case].mean():.4f}, free better by", end=" "
             )
+            print(f"{gain.mean():.4f} (standard error {error:.4f})", flush=True)
 
 
 if __name__ == "__main__":
