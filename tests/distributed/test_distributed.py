@@ -71,6 +71,7 @@ CASES = {
     "slide effect": {"slide_effect": 0.8},
     "slide effect, newton": {"slide_effect": 1.3, "solver": "newton", "tol": 1e-8},
     "slide context": {"slide_context": 1.4, "slide_context_lengthscale": 2.2, "slide_effect": 0.6},
+    "coupled slide effect": {"moments": "coupled", "slide_effect": 0.9, "tol": 1e-8},
     "uncoupled": {"coupling": 0.0, "variance": 2.3},
     "pca": {"n_components": 3},
     "raw features": {"standardize": False, "mean": "balanced"},

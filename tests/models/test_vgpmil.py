@@ -287,7 +287,7 @@ def test_no_update_lowers_the_bound(seed, variance, c, H):
             return oracles.bound(dense, m, S, xi.numpy(), expit(s), H)
 
         at = [bound(q, xi, s)]
-        q = logistic.update_process(problem, s, xi)
+        q, _ = logistic.update_process(problem, s, xi)
         at.append(bound(q, xi, s))
         Ef, Eff = logistic.moments(problem, q)
         # where xi is not at its optimum
@@ -635,7 +635,7 @@ def test_get_params_round_trip():
     assert set(default) == {
         *("kernel", "variance", "lengthscale", "mean", "H", "expected_max", "bag", "n_inducing"),
         *("inducing", "standardize", "n_components", "max_iter", "tol", "random_state", "device"),
-        *("dtype", "verbose"),
+        *("dtype", "verbose", "slide_effect"),
     }
     marks = {name: object() for name in default}
     assert all(VGPMIL(**marks).get_params()[name] is mark for name, mark in marks.items())
@@ -717,6 +717,7 @@ def test_paper_settings(plain):
         "variance": 1.0,
         "lengthscale": "sqrt_dim",
         "mean": 0.0,
+        "slide_effect": 0.0,
         "n_inducing": 200,
         "max_iter": 200,
         "H": 100.0,

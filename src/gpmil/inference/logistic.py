@@ -15,6 +15,14 @@ and q(u) q(h) with q(h_i = 1) = pi_i maximises what remains, one factor after th
 
 The sign is that of the bag. Log odds s = logit(pi) are kept in place of pi, so that nothing
 saturates.
+
+With a slide effect, f_i + e_b in place of f_i, e_b ~ N(0, tau^2), the bounded likelihood is a
+Gaussian of (u, e) still, and q(u, e) q(h) the best of its kind. With theta = 2 l(xi),
+
+    q(e_b | u) = N(a_b - v_b'(L^-1 u - w), 1 / p_b)                               p, v and a by bag
+    p_b = tau^-2 + sum_i theta_i,  v_b = W_b'theta_b / p_b
+
+and R loses p_b v_b v_b' for every bag. Given u and e instances are independent as before.
 """
 
 import functools
@@ -36,6 +44,7 @@ logger = logging.getLogger("gpmil")
 CHUNK_ROWS = 8192  # rows of W in float64 at a time
 SETTLED = 1e-6  # relative change of w in an iteration that counts as converged
 HERMITE, WIDE = 96, 1.5  # nodes of the expectation of a sigmoid, up to which deviation
+REACH = 6.5  # deviations of an effect that are gone through
 EXPECTED_MAX = ("product", "largest")
 
 
@@ -123,6 +132,13 @@ class Problem:
     residual: Float[Tensor, " N"]  # diag(Kxx - W W'), FITC's variance
     c: float
     bags: Columns
+    effect: float = 0.0  # tau
+
+    @functools.cached_property
+    def bag(self) -> Int[Tensor, " N"]:
+        """The bag of every instance."""
+        sizes = np.diff(self.bags.offsets)
+        return torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(self.residual.device)
 
     def rows(self) -> list[slice]:
         """Where the chunks lie."""
@@ -145,13 +161,27 @@ def prepare(
         W = gp.whiten(x)
         residual.append((gp.kernel.diagonal(x) - W.square().sum(1)).clamp(min=0))
         chunks.append(W.to(dtype))
-    return Problem(chunks, torch.cat(residual), c, Columns.build(offsets, positive))
+    return Problem(chunks, torch.cat(residual), c, Columns.build(offsets, positive), gp.effect)
+
+
+class Effects(NamedTuple):
+    """q(e_b | u) of every bag: its mean at u = L w, how it leans on u, and its precision."""
+
+    mean: Float[Tensor, " B"]  # a
+    lean: Float[Tensor, "B M"]  # v
+    precision: Float[Tensor, " B"]  # p
+
+    def divergence(self, q: Posterior, tau: float) -> float:
+        """E_u KL(q(e | u) | p(e)), summed over the bags."""
+        square = self.mean.square() + q.shrink(self.lean).square().sum(0) + 1 / self.precision
+        log_ratio = (tau**2 * self.precision).log()
+        return float((square / tau**2 - 1 + log_ratio).sum()) / 2
 
 
 def update_process(
     problem: Problem, s: Float[np.ndarray, " N"], xi: Float[Tensor, " N"]
-) -> Posterior:
-    """q(u) given q(h) and xi."""
+) -> tuple[Posterior, Effects | None]:
+    """q(u), or q(u, e), given q(h) and xi."""
     pull = torch.from_numpy(expit(s) - 0.5).to(xi.device)
     theta = curvature(xi)
     M = problem.chunks[0].shape[1]
@@ -162,19 +192,43 @@ def update_process(
         # R = I + W' 2 l(xi) W,   R w = W'(pi - 1/2 - 2 l(xi) c)
         R.addmm_((theta[rows, None] * W).mT, W)
         b += W.mT @ (pull[rows] - theta[rows] * problem.c)
+    if problem.effect:
+        lean, p, pulled = _shared(problem, theta, pull)
+        # u with e taken out: R - sum_b lean lean' / p
+        R -= lean.mT @ (lean / p[:, None])
+        b -= lean.mT @ (pulled / p)
     R = (R + R.mT) / 2
     chol = torch.linalg.cholesky(R)
-    return Posterior(torch.cholesky_solve(b[:, None], chol)[:, 0], R, chol)
+    q = Posterior(torch.cholesky_solve(b[:, None], chol)[:, 0], R, chol)
+    return q, Effects((pulled - lean @ q.w) / p, lean / p[:, None], p) if problem.effect else None
 
 
-def moments(problem: Problem, q: Posterior) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """E[f_i] and E[f_i^2] under q(u)."""
+def _shared(
+    problem: Problem, theta: Float[Tensor, " N"], pull: Float[Tensor, " N"]
+) -> tuple[Float[Tensor, "B M"], Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """W_b'theta_b, p_b and sum_i (pi_i - 1/2 - theta_i c) of every bag."""
+    bag, B = problem.bag, len(problem.bags.sign)
+    lean = theta.new_zeros(B, problem.chunks[0].shape[1])
+    for rows, stored in zip(problem.rows(), problem.chunks):
+        lean.index_add_(0, bag[rows], theta[rows, None] * stored.double())
+    p = theta.new_full((B,), problem.effect**-2).index_add_(0, bag, theta)
+    return lean, p, theta.new_zeros(B).index_add_(0, bag, pull - theta * problem.c)
+
+
+def moments(
+    problem: Problem, q: Posterior, effects: Effects | None = None
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """E[f_i] and E[f_i^2] under q(u), the effect of the bag included."""
     inverse = torch.cholesky_inverse(q.chol_R)
     mean, variance = [], []
-    for stored in problem.chunks:
-        W = stored.double()
-        mean.append(problem.c + W @ q.w)
-        variance.append(((W @ inverse) * W).sum(1))
+    for rows, stored in zip(problem.rows(), problem.chunks):
+        W, bag = stored.double(), problem.bag[rows]
+        known = problem.c + W @ q.w
+        if effects is not None:
+            known, W = known + effects.mean[bag], W - effects.lean[bag]
+        mean.append(known)
+        own = ((W @ inverse) * W).sum(1)
+        variance.append(own if effects is None else own + 1 / effects.precision[bag])
     Ef = torch.cat(mean)
     return Ef, Ef.square() + torch.cat(variance) + problem.residual
 
@@ -187,6 +241,7 @@ def bound(
     Ef: Float[np.ndarray, " N"],
     s: Float[np.ndarray, " N"],
     log_H: float,
+    effects: Effects | None = None,
 ) -> float:
     """The evidence bound: Jaakkola's in place of the likelihood, less the two divergences."""
     pi, log_none = expit(s), problem.bags.log_none(s)
@@ -201,6 +256,8 @@ def bound(
     trace = torch.cholesky_inverse(q.chol_R).diagonal().sum()
     log_det = 2 * q.chol_R.diagonal().log().sum()
     kl = float(trace + q.w @ q.w - len(q.w) + log_det) / 2
+    if effects is not None:
+        kl += effects.divergence(q, problem.effect)
     return fit + entropy + labels - kl
 
 
@@ -232,11 +289,11 @@ def sweeps(
     w = torch.zeros(problem.chunks[0].shape[1], dtype=torch.float64, device=xi_.device)
     trace: list[float] = []
     while True:
-        q = update_process(problem, s, xi_)
-        mean, Eff = moments(problem, q)
+        q, effects = update_process(problem, s, xi_)
+        mean, Eff = moments(problem, q, effects)
         xi_, Ef = Eff.sqrt(), mean.cpu().numpy()
         s = update(s, Ef, problem.bags, log_H)
-        trace.append(bound(problem, q, xi_, Eff, Ef, s, log_H))
+        trace.append(bound(problem, q, xi_, Eff, Ef, s, log_H, effects))
         logger.info("iteration %d: bound %.6f", len(trace), trace[-1])
         size = q.w.norm().clamp(min=torch.finfo(torch.float64).tiny)  # w = 0: nothing in reach of Z
         residual, w = float((q.w - w).norm() / size), q.w
@@ -260,6 +317,32 @@ def log_expected_sigmoid(
     out[~wide] = _narrow(mean[~wide], std[~wide])
     out[wide] = _wide(mean[wide], std[wide])
     return out
+
+
+def log_none_shared(
+    mean: Float[np.ndarray, " n"], std: Float[np.ndarray, " n"], tau: float
+) -> float:
+    """log E[prod_i E[sigmoid(-(f_i + e))]] of one bag, e ~ N(0, tau^2) shared, to about 1e-6.
+
+    A sum over a lattice of e, as fine as the integrand is narrow, around its mode. Both come from
+    E[sigmoid(f)] ~ sigmoid(m / sqrt(1 + pi s^2 / 8)), the numbers themselves do not.
+    """
+    scale = np.sqrt(1 + np.pi / 8 * np.square(std))
+    # e / tau^2 = -sum_i sigmoid / scale at the mode: the left side rises, the right one falls
+    low, high = -len(mean) * tau**2, 0.0
+    for _ in range(60):
+        mode = (low + high) / 2
+        p = expit((mean + mode) / scale)
+        low, high = (mode, high) if mode / tau**2 < -(p / scale).sum() else (low, mode)
+    width = (tau**-2 + (p * (1 - p) / scale**2).sum()) ** -0.5
+    step = min(0.7 * width, 0.5)
+    e = step * np.arange(np.ceil((mode - REACH * tau) / step), (mode + REACH * tau) / step)
+    rough = -np.square(e / tau) / 2
+    rough -= np.array([softplus((mean + x) / scale).sum() for x in e])
+    e = e[rough > rough.max() - REACH**2 / 2]
+    given = np.array([log_expected_sigmoid(-(mean + x), std).sum() for x in e])
+    log_sum = np.logaddexp.reduce(given - np.square(e / tau) / 2)
+    return min(float(log_sum + np.log(step / (tau * np.sqrt(2 * np.pi)))), 0.0)
 
 
 def _narrow(mean: np.ndarray, std: np.ndarray) -> Float[np.ndarray, " n"]:

@@ -2,7 +2,8 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ class VGPMIL(SavedGP):
     kernel, variance, lengthscale, mean
         As `VGPMILPR`, as numbers; `lengthscale="sqrt_dim"` is the square root of the number of
         features. The published model has mean 0.
+    slide_effect : float
+        tau >= 0, the deviation of what all patches of a slide share beyond their features, added
+        to f; 0 is the published model. Not learned.
     H : float
         How firmly a bag follows its instances: p(y_b | h_b) = H / (H + 1) if y_b is their
         maximum. 100 in the publication, 1e12 in its code.
@@ -66,6 +70,7 @@ class VGPMIL(SavedGP):
     variance: Any = 1.0
     lengthscale: Any = "sqrt_dim"
     mean: Any = 0.0
+    slide_effect: Any = 0.0
     H: Any = 100.0
     expected_max: Any = "product"
     bag: Any = "noisy_or"
@@ -80,6 +85,9 @@ class VGPMIL(SavedGP):
     dtype: Any = "float64"
     verbose: Any = False
 
+    NUMBERS = SavedGP.NUMBERS | {"slide_effect_": partial(number, least=0)}
+    LATER: ClassVar[dict[str, Any]] = {"slide_effect_": 0.0}
+
     # --- Fit ----------------------------------------------------------------------------------
 
     def _fit(self, bags: Bags, y) -> None:
@@ -89,6 +97,7 @@ class VGPMIL(SavedGP):
         labels = self._remember_cohort(bags, y)
         self._place(cohort, labels, device)
         self._set_kernel_numbers()
+        self.slide_effect_ = float(self.slide_effect)
         self._check_kernel(device)
         gp = self._prior(cohort.whole, device)
         problem = logistic.prepare(
@@ -131,6 +140,7 @@ class VGPMIL(SavedGP):
             word_or_number("lengthscale", self.lengthscale, ("sqrt_dim",), above=0)
         number("variance", self.variance, above=0)
         number("mean", self.mean)
+        number("slide_effect", self.slide_effect, least=0)
         number("H", self.H, above=1)
         number("tol", self.tol, least=0)
         if isinstance(self.kernel, str):
@@ -143,7 +153,10 @@ class VGPMIL(SavedGP):
         return self._instances(self._check_predictable(bags))
 
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
-        """log P(y_b = 0) by the rule `bag`, instances independent; its error is nil."""
+        """log P(y_b = 0) by the rule `bag`, instances independent but for the slide effect.
+
+        Its error is nil.
+        """
         return self._bags_and_instances(bags)[:2]
 
     def _bags_and_instances(
@@ -163,8 +176,8 @@ class VGPMIL(SavedGP):
                 rows = slice(start, start + ROWS)
                 x = self._inputs(bags.features[rows], device)
                 found = predictor.unsmoothed(x)
-                # f* ~ N(c + W w, K - W W' + W R^-1 W') (eq. f_star), its diagonal
-                own = predictor.gp.kernel.diagonal(x)
+                # f* ~ N(c + W w, K + tau^2 - W W' + W R^-1 W') (eq. f_star), its diagonal
+                own = predictor.gp.kernel.diagonal(x) + predictor.gp.effect**2
                 variance = (own - found[:, 1:].square().sum(1)).clamp(min=0)
                 mean[rows] = (predictor.c + found[:, 0]).cpu().numpy()
                 std[rows] = variance.sqrt().cpu().numpy()
@@ -173,6 +186,11 @@ class VGPMIL(SavedGP):
         return InstancePredictions(probability, mean, std, bags)
 
     def _bags(self, found: InstancePredictions) -> Float[np.ndarray, " B"]:
+        if self.slide_effect_ and self.bag == "noisy_or":
+            # instances are independent given the effect that they share
+            own = np.sqrt(np.maximum(np.square(found.std) - self.slide_effect_**2, 0.0))
+            bags = zip(found.bags.split(found.mean), found.bags.split(own))
+            return np.array([logistic.log_none_shared(*x, self.slide_effect_) for x in bags])
         # 1 - E[sigmoid(f)] = E[sigmoid(-f)], without the rounding of the difference
         log_not = np.empty(len(found))
         for start in range(0, len(found), ROWS):

@@ -67,8 +67,8 @@ class VGPMILPR(PointsOnLesions):
         Algorithm 1, exactly `max_iter` sweeps.
     moments : "diagonal" or "coupled"
         Truncated moments of the patch variables: the paper's independent patches, or all the
-        correlation of neighbours, by expectation propagation; with a slide effect at each of some
-        twenty values of it, which takes as many times as long.
+        correlation of neighbours, by expectation propagation; with a slide effect at each of
+        twenty to thirty values of it, which takes as many times as long.
     slide_effect : float or "auto"
         tau >= 0, the deviation of what all patches of a slide share beyond their features (stain,
         scanner); 0 is the paper. "auto": learned with the other settings.
