@@ -27,7 +27,11 @@ LEARNED = (
     "loo_log_likelihood_",
 )
 SEEN = "These are the slides the model was fitted on: judge it by gpmil cv, or by other slides."
-FACTS = (*LEARNED, "n_iter_", "residual_", "converged_", "n_epochs_", "best_epoch_", "n_rounds_")
+FACTS = (
+    *LEARNED,
+    *("inducing_from_lesions_", "n_iter_", "residual_", "converged_"),
+    *("n_epochs_", "best_epoch_", "n_rounds_"),
+)
 
 
 def repeat(file: Path, out: Path, cache: Path | None) -> None:
