@@ -29,20 +29,23 @@ CPU = torch.device("cpu")
 Pair = tuple[gpmil.Bags, gpmil.Bags]
 
 
-def simulated(seed: int, data: Path, **settings: float) -> Pair:
-    """200 simulated slides to train on, 200 of other patients."""
-    train, test = (gpmil.simulate.cohort(200, seed=seed, part=part, **settings) for part in (0, 1))
+def simulated(seed: int, **settings: float) -> Pair:
+    """150 simulated slides of 60 patches to train on, 150 of other patients."""
+    train, test = (
+        gpmil.simulate.cohort(150, seed=seed, part=part, mean_size=60.0, **settings)
+        for part in (0, 1)
+    )
     return train, test
 
 
 def default(seed: int, data: Path) -> Pair:
     """Lesions from one patch to half of the slide."""
-    return simulated(seed, data)
+    return simulated(seed)
 
 
 def tiny(seed: int, data: Path) -> Pair:
-    """Lesions of at most 5 % of the patches, plainer to see one by one."""
-    return simulated(seed, data, max_lesion=0.05, separation=6.0)
+    """Lesions of at most 8 % of the patches, plainer to see one by one."""
+    return simulated(seed, max_lesion=0.08, separation=6.0)
 
 
 def kinds(seed: int, data: Path) -> Pair:

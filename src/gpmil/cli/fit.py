@@ -31,7 +31,7 @@ CONTEXT = (
 )
 FACTS = (
     *LEARNED,
-    *("loo_log_likelihood_", "n_iter_", "residual_", "converged_"),
+    *("loo_log_likelihood_", "inducing_from_lesions_", "n_iter_", "residual_", "converged_"),
     *("n_epochs_", "best_epoch_", "n_rounds_"),
 )
 
