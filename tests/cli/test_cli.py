@@ -24,7 +24,7 @@ from gpmil.cli import app, demo, doctor, options
 from gpmil.models.base import log_odds
 
 RUN = [sys.executable, "-c", "from gpmil.cli import main; main()"]
-SMALL = ["--bags", "8", "--seed", "3"]
+SMALL = ["--bags", "10", "--seed", "3"]
 
 
 def invoke(*arguments: str):
@@ -47,7 +47,9 @@ def ran(tmp_path_factory) -> tuple[Path, str]:
 # --- gpmil demo -----------------------------------------------------------------------------------
 def test_demo_says_what_it_found_and_where(ran):
     out, said = ran
-    for text in ("Held-out slides", "log loss", "avg. precision", "F1 at 0.5", "not a medical"):
+    words = ("Held-out slides", "log loss", "avg. precision", "F1 at 0.5", "not a medical")
+    words += ("slide effect", "patches are marked", "Calibration", "Learning is behind in")
+    for text in words:
         assert text in " ".join(said.split())
     assert str(out / "report.html") in said.replace("\n", "")
 
@@ -72,10 +74,10 @@ def test_demo_writes_every_file(ran):
 def test_predictions_are_those_of_the_model(ran):
     out, _ = ran
     table = pd.read_csv(out / "predictions.csv")
-    assert set(table) > {"slide", "patient", "probability", "log_odds", "error", "label"}
-    test = gpmil.simulate.cohort(2, seed=3, part=1)
-    *_, model = demo.compared(3)[0]
-    model.fit(gpmil.simulate.cohort(8, seed=3, part=0))
+    assert set(table) > {"slide", "patient", "probability", "low", "log_odds", "decision", "label"}
+    test = gpmil.simulate.cohort(3, seed=3, part=1, **demo.DISTINCT)
+    model = gpmil.load(out / "model")
+    assert model.slide_effect_ > 0 and model.cross_fit_.calibrator is not None
     assert table["slide"].tolist() == test.names.tolist()
     assert table["label"].tolist() == test.labels.tolist()
     np.testing.assert_allclose(table["probability"], model.predict_proba(test)[:, 1], rtol=1e-8)
@@ -87,6 +89,30 @@ def test_predictions_are_those_of_the_model(ran):
         np.testing.assert_array_equal(frame["label"], bag.instance_labels)
         np.testing.assert_allclose(frame["probability"], expected.probability, rtol=1e-8)
         np.testing.assert_allclose(frame["sd"], expected.std, rtol=1e-8)
+        np.testing.assert_allclose(frame["p_value"], expected.p_value, rtol=1e-8)
+        np.testing.assert_array_equal(frame["flagged"], expected.flagged)
+    card = json.loads((out / "config.json").read_text())
+    assert card["model"]["settings"]["slide_effect"] == "auto" and card["hard"] is False
+    tau = [row["slide_effect"] for row in card["models"]]
+    assert tau[0] == "auto" and tau[1] == model.slide_effect_ and tau[2:] == [0, 0]
+    assert card["steps"] == dict.fromkeys(test.names.tolist(), 1024.0)
+
+
+def test_the_model_of_the_demo_is_that_of_the_python_call(ran):
+    """At what it learned: the search itself is tested elsewhere."""
+    train = gpmil.simulate.cohort(10, seed=3, part=0, **demo.DISTINCT)
+    saved = gpmil.load(ran[0] / "model")
+    again = saved.with_settings_fixed().fit(train)
+    np.testing.assert_allclose(saved.posterior_mean_, again.posterior_mean_, rtol=1e-6, atol=1e-9)
+
+
+def test_the_cohorts_of_the_demo_are_hard_or_distinct():
+    """The yardstick alone says which: slides by their highest patch."""
+    auc = {}
+    for name, settings in (("hard", {}), ("distinct", demo.DISTINCT)):
+        parts = [gpmil.simulate.cohort(60, seed=5, part=k, **settings) for k in (0, 1)]
+        auc[name] = demo.measure_yardstick(*parts)["slide_auc"]
+    assert auc["distinct"] > 0.93 > auc["hard"]
 
 
 def test_the_demo_is_a_run_that_other_commands_take(ran, tmp_path):
@@ -96,7 +122,7 @@ def test_the_demo_is_a_run_that_other_commands_take(ran, tmp_path):
     assert maps.exit_code == 0, maps.output
     assert (tmp_path / "maps" / f"{slide}.png").exists()
     model = gpmil.load(out / "model")
-    assert model.predict_proba(gpmil.simulate.cohort(2, seed=3, part=1)).shape == (2, 2)
+    assert model.predict_proba(gpmil.simulate.cohort(3, seed=3, part=1)).shape == (3, 2)
 
 
 def test_metrics_hold_all_models(ran):
@@ -113,7 +139,7 @@ def test_metrics_hold_all_models(ran):
 
 def test_the_page_shows_every_held_out_slide(ran):
     html = (ran[0] / "report.html").read_text(encoding="utf-8")
-    for i in range(2):
+    for i in range(3):
         assert f"Heat maps of slide-1-0000{i}" in html
     assert "For research, not a medical device." in html
     assert "http" not in html
@@ -130,7 +156,7 @@ def test_the_same_seed_gives_the_same_bytes(ran, tmp_path):
     )
     assert contents(out) == contents(ran[0])
     lines = done.stderr.splitlines()
-    assert lines[0].startswith("simulating 8 slides") and lines[-1] == "pictures and the page"
+    assert lines[0].startswith("simulating 10 slides") and lines[-1] == "pictures and the page"
 
 
 def test_compressed_tables_carry_no_time(ran):
@@ -151,7 +177,7 @@ def test_log_odds_hold_in_both_tails():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["demo", "--bags", "7"], "--bags must be at least 8 slides, got 7"),
+        (["demo", "--bags", "9"], "--bags must be at least 10 slides, got 9"),
         (["demo", "--bags", "many"], "Invalid value for '--bags'"),
         (["demo", "--seed", "-1"], "--seed must lie between 0 and 4294967295, got -1"),
         (["demo", "--colour", "red"], "No such option"),

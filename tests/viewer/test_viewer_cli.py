@@ -130,14 +130,17 @@ def test_demo_can_end_in_the_viewer(monkeypatch, tmp_path):
     for slow, instead in (("_write_maps", []), ("_write_pictures", {}), ("_page", "page")):
         monkeypatch.setattr(demo, slow, lambda *_, instead=instead: instead)
     monkeypatch.setattr("gpmil.cli.demo_models.BUDGET", 3)
-    arguments = ["demo", "--view", "--bags", "8", "--out", str(tmp_path / "demo")]
+    arguments = ["demo", "--view", "--hard", "--bags", "10", "--out", str(tmp_path / "demo")]
     arguments += ["--port", "8123", "--no-browser"]
     result = CliRunner().invoke(app, arguments, prog_name="gpmil")
     assert result.exit_code == 0, result.output
     assert shown == [tmp_path / "demo"] and how == {"port": 8123, "browser": False}
     found = as_json(open_cohort(shown), similar=False)
     assert found["runs"][0]["model"] == "VGPMILPRI" and found["runs"][0]["has_patches"]
-    assert found["runs"][0]["fitted_coupling"] > 0
+    card = found["runs"][0]
+    assert card["fitted_coupling"] > 0 and "slide effect" in card["learned"]
+    assert card["has_p_values"] and card["rate"] == 0.1
+    assert json.loads((tmp_path / "demo" / "config.json").read_text())["hard"] is True
 
 
 # --- A real server --------------------------------------------------------------------------------

@@ -86,8 +86,11 @@ def _demo(
     ] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Another seed, another cohort.")] = 0,
     bags: Annotated[
-        int, typer.Option(help="Slides to train on, at least 8; a third as many are held out.")
+        int, typer.Option(help="Slides to train on, at least 10; a third as many are held out.")
     ] = 120,
+    hard: Annotated[
+        bool, typer.Option("--hard", help="Smaller and fainter lesions, from one patch on.")
+    ] = False,
     view: Annotated[
         bool, typer.Option("--view", help="Open the held-out slides in the viewer afterwards.")
     ] = False,
@@ -97,7 +100,7 @@ def _demo(
     """Simulate slides, fit, predict held-out slides, write a page with heat maps."""
     from gpmil.cli import demo
 
-    demo.run(out, seed, bags, view, port, browser)
+    demo.run(out, seed, bags, hard, view, port, browser)
 
 
 @app.command("paper")

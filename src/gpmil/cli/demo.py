@@ -5,9 +5,11 @@ patients. What is found is printed and written as it is.
 """
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from gpmil import simulate
 from gpmil.cli import view as viewer
 from gpmil.cli.demo_models import (
+    DISTINCT,
     SUITED,
     JudgedModel,
     compared,
@@ -27,19 +30,26 @@ from gpmil.cli.demo_models import (
     lesion_sizes,
     measure_yardstick,
     settings_card,
+    uncoupled,
 )
+from gpmil.cli.settings import model_card
 from gpmil.cli.terminal import progress
 from gpmil.data.bags import Bags
+from gpmil.decide.calibration import NEEDED
 from gpmil.files.whole import json_bytes, write_whole
+from gpmil.models import VGPMILPR
 from gpmil.models.base import package_versions
-from gpmil.runs.files import LEVEL, METRICS, PATCHES, PREDICTIONS, patch_path
-from gpmil.runs.predict import patch_table
+from gpmil.runs.data_card import placement
+from gpmil.runs.files import METRICS, PATCHES, PREDICTIONS, patch_path
+from gpmil.runs.learned import learned
+from gpmil.runs.predict import PredictionOptions, predict, refer_rule
 from gpmil.runs.workspace import csv_bytes, run_folder
 from gpmil.show import heatmaps, plots
 from gpmil.show.report import RESEARCH, Picture, Section, Table, page
 from gpmil.viewer import serve
 
-FEWEST = 8  # slides to train on
+FEWEST = 2 * NEEDED  # slides to train on, half of them positive
+ASKED = PredictionOptions()
 SHOWN_LARGEST = 3  # slides of the overview
 SHOWN_NEGATIVE = 6  # negative slides whose patches are drawn sorted
 MAP_DPI = 144
@@ -50,36 +60,37 @@ def run(
     out: Path,
     seed: int,
     n_train: int,
+    hard: bool = False,
     view: bool = False,
     port: int = 0,
     browser: bool = True,
 ) -> None:
     """The whole demonstration; nothing is left in `out` unless it ran to the end.
 
-    With `view` the held-out slides are then shown in the browser, until Ctrl-C.
+    With `hard` lesions are as small and faint as `gpmil.simulate` has them by default. With `view`
+    the held-out slides are then shown in the browser, until Ctrl-C.
     """
     _check(seed, n_train)
     _check_viewer(view, port, browser)
     n_test = max(2, n_train // 3)
     models = compared(seed)
-    config = {"command": "demo", "seed": seed, "bags": n_train, "held_out": n_test}
-    config |= {"models": [settings_card(*entry) for entry in models], "versions": _versions()}
+    config: dict[str, Any] = {"command": "demo", "seed": seed, "hard": hard}
+    config |= {"bags": n_train, "held_out": n_test}
+    config |= {"model": model_card(models[0][-1]), "options": {"asked": asdict(ASKED)}}
     with (
         run_folder(out, config) as folder,
-        progress(4 + len(models)) as step,
+        progress(5 + len(models)) as step,
         # Matrices this small gain nothing from more threads, and lose much on a busy machine.
         threadpool_limits(limits=1),
     ):
         step(f"simulating {n_train} slides to train on and {n_test} held-out ones")
-        train = simulate.cohort(n_train, seed=seed, part=0)
-        test = simulate.cohort(n_test, seed=seed, part=1)
+        train, test = _cohorts(seed, n_train, n_test, hard)
         step("yardstick: a classifier trained on the patch labels")
         yardstick = measure_yardstick(train, test)
-        judged = []
-        for name, settings, model in models:
-            step(f"fitting and predicting: {name}, {settings}")
-            judged.append(judge(name, settings, model.fit(train), test))
+        judged = _fit_and_judge(models, train, test, seed, step)
         facts = findings(test, judged, yardstick)
+        config |= {"models": [settings_card(j.name, j.settings, j.model) for j in judged]}
+        config |= {"versions": _versions(), **placement(test)}
         _write_tables(folder, judged, train, test, yardstick)
         step(f"heat maps of {n_test} slides")
         maps = _write_maps(folder, judged[0], test)
@@ -92,9 +103,35 @@ def run(
         viewer.run([out], port=port, browser=browser)
 
 
+def _cohorts(seed: int, n_train: int, n_test: int, hard: bool) -> tuple[Bags, Bags]:
+    """Slides to train on, and held-out ones of other patients."""
+    lesions = {} if hard else DISTINCT
+    train = simulate.cohort(n_train, seed=seed, part=0, **lesions)
+    return train, simulate.cohort(n_test, seed=seed, part=1, **lesions)
+
+
+def _fit_and_judge(
+    models: Sequence[tuple[str, str, VGPMILPR]],
+    train: Bags,
+    test: Bags,
+    seed: int,
+    step: Callable[[str], None],
+) -> list[JudgedModel]:
+    def judged(name: str, settings: str, model: VGPMILPR) -> JudgedModel:
+        step(f"fitting and predicting: {name}, {settings}")
+        return judge(name, settings, model.fit(train), test)
+
+    main = judged(*models[0])
+    plain = judged(*uncoupled(main.model, seed))
+    return [main, plain, *(judged(*entry) for entry in models[1:])]
+
+
 def _check(seed: int, n_train: int) -> None:
     if n_train < FEWEST:
-        raise ValueError(f"--bags must be at least {FEWEST} slides, got {n_train}.")
+        raise ValueError(
+            f"--bags must be at least {FEWEST} slides, got {n_train}: calibration needs "
+            f"{NEEDED} of each class."
+        )
     if not 0 <= seed < 2**32:
         raise ValueError(f"--seed must lie between 0 and {2**32 - 1}, got {seed}.")
 
@@ -122,25 +159,12 @@ def _write_tables(
     """What every run of gpmil has, of the model to look at first."""
     main = judged[0]
     main.model.save(folder / "model")
-    low, high = main.model.predict_interval(test, level=LEVEL)
-    predictions = pd.DataFrame(
-        {
-            "slide": test.names,
-            "patient": test.groups,
-            "probability": main.probability,
-            "low": low,
-            "high": high,
-            "log_odds": main.log_odds,
-            "error": main.error,
-            "decision": "",
-            "label": test.labels,
-        }
-    )
-    (folder / PREDICTIONS).write_bytes(csv_bytes(predictions))
+    rows, tables = predict(main.model, test, ASKED, refer_rule(main.model, ASKED.alpha))
+    (folder / PREDICTIONS).write_bytes(csv_bytes(rows))
     (folder / PATCHES).mkdir()
-    for slide, found in zip(test.names, main.patches.split()):
+    for slide, table in zip(test.names, tables):
         path = patch_path(folder, str(slide))
-        path.write_bytes(gzip.compress(csv_bytes(patch_table(found)), mtime=0))
+        path.write_bytes(gzip.compress(csv_bytes(table), mtime=0))
     splits = [
         pd.DataFrame({"slide": bags.names, "patient": bags.groups, "part": part})
         for part, bags in (("train", train), ("test", test))
@@ -169,6 +193,7 @@ def _write_maps(folder: Path, main: JudgedModel, test: Bags) -> list[Picture]:
             *_places(bag, patches[b].probability),
             std=patches[b].std,
             truth=bag.instance_labels,
+            flagged=patches[b].flagged,
             beside=True,
             std_limits=limits,
         )
@@ -346,17 +371,17 @@ LEAD = (
 )
 SIMULATED = (
     "Slides in the shape of prostate biopsies: one to three curved cores of tissue on a grid of "
-    "patches. A positive slide holds one or two connected lesions, from a single patch to half "
-    "the slide. Features overlap between the classes, shift from slide to slide and are "
+    "patches. A positive slide holds one or two connected lesions, of up to half the slide. "
+    "Features overlap between the classes, shift from slide to slide and are "
     "correlated between neighbours. The held-out slides are of other patients.",
 )
 MAIN = f"Single-model figures show VGPMIL-PR-I with the {SUITED}."
 GALLERY = (
     f"VGPMIL-PR-I with the {SUITED}. Left the truth (red: malignant), then the probability of "
     "every patch on the fixed scale 0 to 1, then the standard deviation of its latent variable. "
-    "True lesions are outlined. A slide's probability is that of at least one malignant patch: "
-    "many patches with a small probability each add up. The slides are sorted by how much "
-    "probability the model gave to the wrong label."
+    "True lesions are outlined in red, marked patches in white. A slide's probability is that of "
+    "at least one malignant patch: many patches with a small probability each add up. The slides "
+    "are sorted by how much probability the model gave to the wrong label."
 )
 SETTINGS = (
     "All models are solved by direct maximisation of the collapsed bound (solver direct); the "
@@ -365,15 +390,15 @@ SETTINGS = (
 FILES = Table(
     ["file", "content"],
     [
-        ["predictions.csv", "one row per held-out slide: probability, log odds, error, label"],
-        ["patches/<slide>.csv.gz", "one row per patch: position, probability, sd, true label"],
+        ["predictions.csv", "one row per held-out slide: probability, interval, decision, label"],
+        ["patches/<slide>.csv.gz", "one row per patch: probability, p-value, mark, true label"],
         ["model/, splits.csv", "the fitted model; which slides it has seen"],
         ["heatmaps/<slide>.png", "the heat maps above, as files"],
         ["pictures/, overview.png", "the other figures"],
         ["metrics.json, config.json", "metrics of all models; settings and versions"],
     ],
-    "VGPMIL-PR-I with the " + SUITED + ". error: standard error of the probability, which is "
-    "computed from quasi-random points.",
+    "VGPMIL-PR-I with the " + SUITED + ". decision: which slides may be accepted without a second "
+    f"look, at an error of at most {100 * ASKED.alpha:g} % among them.",
     text=["file", "content"],
 )
 
@@ -391,7 +416,7 @@ def _cohort_table(train: Bags, test: Bags) -> Table:
 def _settings_table(judged: Sequence[JudgedModel]) -> Table:
     rows = []
     for j in judged:
-        resolved = {"lengthscale": j.model.lengthscale_}
+        resolved = {name.rstrip("_"): value for name, value in learned(j.model).items()}
         rows.append(settings_card(j.name, j.settings, j.model) | resolved)
     cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
     words = ["model", "settings", "kernel", "solver"]

@@ -19,6 +19,7 @@ from gpmil.models import (
 
 COUPLINGS = (0.1, 0.5, 1.0, 5.0, 10.0)  # the paper's values of lambda
 DEFAULT = 0.5  # the one it uses "by default in the sequel"
+TUNED = ("tuned", "effect")  # keys of the rows whose settings are learned
 GRID = {  # the search that networks get
     "learning_rate": [1e-4, 3e-4, 1e-3],
     "weight_decay": [1e-4, 1e-2],
@@ -56,7 +57,7 @@ def compared(common: Mapping[str, Any], quick: bool = False, search: bool = Fals
     `common` goes to all models (n_components, device). `quick` makes everything small; `search`
     lets networks look for learning rate, weight decay and epochs by cross-validation.
     """
-    return [*gaussian(common, quick), learned(common, quick), *networks(common, quick, search)]
+    return [*gaussian(common, quick), *learned(common, quick), *networks(common, quick, search)]
 
 
 def gaussian(common: Mapping[str, Any], quick: bool) -> list[Method]:
@@ -79,14 +80,23 @@ def gaussian(common: Mapping[str, Any], quick: bool) -> list[Method]:
     ]
 
 
-def learned(common: Mapping[str, Any], quick: bool) -> Method:
-    """VGPMIL-PR-I as gpmil fits it by default: settings from the leave-one-bag-out likelihood."""
+def learned(common: Mapping[str, Any], quick: bool) -> list[Method]:
+    """VGPMIL-PR-I with settings from the leave-one-bag-out likelihood: the paper's, and one more.
+
+    The slide effect is what all patches of a slide share beyond their features; the paper has none.
+    """
     small = {"n_inducing": 40, "tuning_budget": 6} if quick else {}
 
-    def make(seed: int) -> VGPMILPRI:
-        return VGPMILPRI(random_state=seed, **small, **common)
+    def make(slide_effect: float | str) -> Callable[[int], Any]:
+        settings = {"slide_effect": slide_effect, **small, **common}
+        return lambda seed: VGPMILPRI(random_state=seed, **settings)
 
-    return Method("tuned", "VGPMIL-PR-I", make, settings="learned settings", effort=25.0)
+    paper, effect = TUNED
+    words = "learned settings"
+    return [
+        Method(paper, "VGPMIL-PR-I", make(0.0), settings=words, effort=25.0),
+        Method(effect, "VGPMIL-PR-I, slide effect", make("auto"), settings=words, effort=40.0),
+    ]
 
 
 def networks(common: Mapping[str, Any], quick: bool, search: bool) -> list[Method]:

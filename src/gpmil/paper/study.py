@@ -29,7 +29,7 @@ from gpmil.files.whole import write_whole
 from gpmil.models.base import BagClassifier
 from gpmil.models.checks import plain
 from gpmil.paper.cohorts import StudyData
-from gpmil.paper.methods import Method
+from gpmil.paper.methods import TUNED, Method
 from gpmil.paper.results import MethodRun, Results
 from gpmil.runs.learned import LEARNED
 
@@ -57,7 +57,7 @@ class Part:
     @property
     def effort(self) -> float:
         """Rough cost: fits, with those for the marks."""
-        fits = (1 + FLAG_FOLDS * (self.method.key != "tuned")) if self.flags else 1
+        fits = (1 + FLAG_FOLDS * (self.method.key not in TUNED)) if self.flags else 1
         return self.method.effort * fits * sum(train.n_instances for train, _ in self.cohort.pairs)
 
     def name(self) -> str:

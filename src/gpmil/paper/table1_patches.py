@@ -11,12 +11,12 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from gpmil.decide.metrics import false_discovery_rate, within_bag_auc
 from gpmil.paper import scores
 from gpmil.paper.exhibit import Exhibit
-from gpmil.paper.methods import COUPLINGS, key_of
+from gpmil.paper.methods import COUPLINGS, TUNED, key_of
 from gpmil.paper.results import MethodRun, Results
 from gpmil.paper.study import RATE
 from gpmil.show.report import Table
 
-KEYS = ("vgpmil", "pr", *map(key_of, COUPLINGS), "tuned", "max", "pseudo")
+KEYS = ("vgpmil", "pr", *map(key_of, COUPLINGS), *TUNED, "max", "pseudo")
 SCORES = {  # column: digits
     "AUC": 3,
     "average precision": 3,

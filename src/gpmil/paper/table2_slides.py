@@ -4,10 +4,10 @@ from functools import partial
 
 from gpmil.paper import scores
 from gpmil.paper.exhibit import Exhibit
-from gpmil.paper.methods import COUPLINGS, key_of
+from gpmil.paper.methods import COUPLINGS, TUNED, key_of
 from gpmil.paper.results import Results
 
-KEYS = ("vgpmil", "pr", *map(key_of, COUPLINGS), "tuned")
+KEYS = ("vgpmil", "pr", *map(key_of, COUPLINGS), *TUNED)
 exhibit = partial(
     Exhibit, "Table 2", "table2_slides", "Predictive performance at the level of images"
 )

@@ -4,10 +4,10 @@ from functools import partial
 
 from gpmil.paper import scores
 from gpmil.paper.exhibit import Exhibit
-from gpmil.paper.methods import DEFAULT, key_of
+from gpmil.paper.methods import DEFAULT, TUNED, key_of
 from gpmil.paper.results import Results
 
-KEYS = (key_of(DEFAULT), "tuned", "attention", "gated", "smooth", "mean", "max", "pseudo")
+KEYS = (key_of(DEFAULT), *TUNED, "attention", "gated", "smooth", "mean", "max", "pseudo")
 exhibit = partial(
     Exhibit,
     "Table 5",
