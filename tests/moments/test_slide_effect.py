@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from scipy.special import log_ndtr
 from scipy.stats import norm
 from synthetic import dense_graphs, small_cohort
 
-from gpmil.moments import truncated
+from gpmil.fast import compiled
+from gpmil.moments import effect_nodes, truncated
 from gpmil.moments.slide_effect import gradient, moments
 
 
@@ -166,6 +168,34 @@ def test_bags_do_not_touch_each_other(tau, shift):
             assert torch.allclose(
                 getattr(together, name)[b], getattr(alone, name)[0], rtol=1e-7, atol=1e-12
             )
+
+
+@pytest.mark.parametrize("shift", [-6.5, -2.0, 9.0])
+@pytest.mark.parametrize("tau", [0.05, 0.8, 3.0])
+def test_nodes_side_by_side_add_what_they_add_one_by_one(tau, shift, monkeypatch):
+    monkeypatch.setattr(compiled, "WORTH_PATCHES", math.inf)
+    bags = several(shift=shift, sizes=(1, 7, 30, 2, 50, 12))
+    found = []
+    for few in (effect_nodes.FEW, 0):
+        monkeypatch.setattr(effect_nodes, "FEW", few)
+        mu, sigma, positive, offsets, row = bags
+        at = mu.clone().requires_grad_(True)
+        m = moments(at, sigma, positive, offsets, tau, row)
+        (slope,) = torch.autograd.grad((m.curvature * mu).sum() + m.gamma.sum(), at)
+        found.append((*m, *gradient(mu, sigma, positive, offsets, tau, row), slope))
+    for a, b in zip(*found):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("shift", [9.0, 24.0])
+def test_derivatives_in_a_small_tau_are_numbers_far_from_zero(shift):
+    mu, sigma, positive, offsets, row = several(shift=shift, sizes=(1, 7, 30, 2))
+    tau = torch.tensor(0.05, dtype=torch.float64, requires_grad=True)
+    for what in (moments, gradient):
+        found = what(mu, sigma, positive, offsets, tau, row)
+        gamma = found.gamma if what is moments else found[0]
+        (slope,) = torch.autograd.grad(gamma.sum(), tau)
+        assert torch.isfinite(slope)
 
 
 # --- Derivatives ----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ LEAST = 1e-300  # what is divided by
 UNDERFLOW = -600.0  # log of the integrand's peak from which on what underflows beside it counts
 LIMIT = 700.0  # z = t / sqrt 2 from which h - t loses more than half of its digits
 MOST = 1e6  # nodes
-NOTHING = -24.0  # log of a term, to the largest, from which on all further ones are left out
+NOTHING = -36.0  # log of a term, to the largest, that no sum shows: e^-36 = 2e-16
 
 
 # --- A bag at one s -------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ SEARCH = 40  # steps at most to the mode
 ONE = -6.0  # t of all patches below which q is one: 1 - Phi(-6) = 1e-9
 SMOOTH = 0.4  # h / tau up to which a sum over the lattice is an integral and its corrections
 TOGETHER = 4  # numbers of nodes are rounded up to multiples of it
+FEW = 2**12  # patches up to which nodes go side by side on a CPU: more leave its cache
+FEW_ON_GPU = 2**21  # the same where launching a step costs more than the step
 # all that fast/effect.py must know to choose the same nodes
 RULE = (STEP, LEVELS, DROP, ONE, SMOOTH, SEARCH, TOGETHER)
 
@@ -105,7 +107,9 @@ def _mode(patches: Patches, tau: Tensor, given: At) -> tuple[Tensor, Tensor, Giv
 def walk(patches: Patches, nodes: Nodes) -> Iterator[tuple[int, Patches, Nodes, Tensor, Tensor]]:
     """0, 1, ... with the bags that have so many nodes, and where their rows and they are.
 
-    Bags with the same number of nodes but for a few go together: choosing rows has its price.
+    Bags with the same number of nodes but for a few go together: choosing rows has its price. Where
+    a step has few numbers to work on, TOGETHER nodes go side by side: as many copies of the bags,
+    each one node further than the one before.
     """
     upto = 0
     device = patches.mu.device
@@ -117,6 +121,16 @@ def walk(patches: Patches, nodes: Nodes) -> Iterator[tuple[int, Patches, Nodes, 
             some, rows = patches, torch.arange(len(patches.mu), device=device)
         else:
             some, rows = patches.some(most >= last)
-        for j in range(upto, int(last)):
+        copies = TOGETHER if len(rows) <= (FEW if device.type == "cpu" else FEW_ON_GPU) else 1
+        if copies > 1:
+            some, here = some.repeated(copies), _one_further(here, copies)
+        for j in range(upto, int(last), copies):
             yield j, some, here, rows, bags
         upto = int(last)
+
+
+def _one_further(nodes: Nodes, copies: int) -> Nodes:
+    """Copies of the bags' nodes, each beginning one further."""
+    again = Nodes(*(x.repeat(copies) for x in nodes))
+    step = torch.arange(copies, device=nodes.first.device).repeat_interleave(len(nodes.first))
+    return again._replace(first=again.first + step)

@@ -39,6 +39,15 @@ class Patches(NamedTuple):
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         return Patches.of(self.mu[rows], self.sigma[rows], offsets, None), rows
 
+    def repeated(self, copies: int) -> "Patches":
+        """So many copies of all bags, one after the other."""
+        n, bags = len(self.mu), len(self.offsets) - 1
+        copy = torch.arange(copies, device=self.mu.device)
+        starts = (self.offsets[:-1] + n * copy[:, None]).flatten()
+        offsets = torch.cat([starts, starts.new_full((1,), n * copies)])
+        row = (self.row + bags * copy[:, None]).flatten()
+        return Patches(self.mu.repeat(copies), self.sigma.repeat(copies), offsets, row)
+
     def detach(self) -> "Patches":
         """Without derivatives."""
         return Patches(*(x.detach() for x in self))

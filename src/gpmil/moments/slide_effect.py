@@ -32,7 +32,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpmil.moments import effect_nodes, truncated
-from gpmil.moments.effect_nodes import At, Nodes, walk
+from gpmil.moments.effect_nodes import TOGETHER, At, Nodes, walk
 from gpmil.moments.effect_sums import compiled_sums
 from gpmil.moments.given_effect import PLAIN, Given, Patches, all_below, some_above
 from gpmil.moments.truncated import log_not, segment_sum
@@ -73,8 +73,8 @@ def moments(
     caller some work.
     """
     patches = Patches.of(mu, sigma, offsets, row)
-    tau = torch.as_tensor(tau, dtype=torch.float64, device=mu.device)
-    if float(tau.detach()) == 0:
+    none, tau = _none(tau), torch.as_tensor(tau, dtype=torch.float64, device=mu.device)
+    if none:
         found = _without_effect(patches, positive)
     else:
         sums = _over_effect(patches, tau, all_below, len(mu))
@@ -99,8 +99,8 @@ def gradient(
     row: Int[Tensor, " n"],
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " b"]]:
     """d log Z / dmu and log Z alone, as `moments` has them."""
-    tau = torch.as_tensor(tau, dtype=torch.float64, device=mu.device)
-    if float(tau.detach()) == 0:
+    none, tau = _none(tau), torch.as_tensor(tau, dtype=torch.float64, device=mu.device)
+    if none:
         return truncated.gradient(mu, sigma, positive, offsets, row)
     patches = Patches.of(mu, sigma, offsets, row)
     log_q, slope = _below_alone(patches, tau)
@@ -115,6 +115,11 @@ def gradient(
         gamma = gamma.index_copy(0, rows, rare.gamma)
         log_z = log_z.index_copy(0, near_one.nonzero()[:, 0], rare.log_z)
     return gamma.to(mu.dtype), log_z.to(mu.dtype)
+
+
+def _none(tau: float | Tensor) -> bool:
+    """Whether tau is zero; a GPU is not asked where it is a number."""
+    return float(tau.detach() if isinstance(tau, Tensor) else tau) == 0
 
 
 # --- Labels ---------------------------------------------------------------------------------------
@@ -211,7 +216,8 @@ def _plain_sums(patches: Patches, tau: Tensor, given: At) -> _Found:
 
 
 def _add(total: Tensor, more: Tensor, where: Tensor) -> Tensor:
-    """With more added to some of its numbers, or to all."""
+    """With more added to some of its numbers, or to all; of copies with their sum."""
+    more = more if len(more) == len(where) else more.view(-1, len(where)).sum(0)
     return total + more if len(more) == len(total) else total.index_add(0, where, more)
 
 
@@ -252,20 +258,21 @@ def _plain_slopes(patches: Patches, tau: Tensor) -> tuple[Nodes, Tensor, Tensor,
     with torch.no_grad():
         nodes = effect_nodes.find(patches.detach(), tau.detach(), all_below)
     total, hazard = torch.zeros_like(nodes.first), torch.zeros_like(patches.mu)
-    at_zero, scale = patches.mu / patches.sigma * root, root / patches.sigma
-    plain = True
-    for j, some, here, rows, bags in walk(patches, nodes):
-        base, slope = (x if some is patches else x[rows] for x in (at_zero, scale))
+    # t is largest at the last node
+    walked = torch.ceil(nodes.many / TOGETHER) * TOGETHER
+    last = (nodes.first + walked - 1) * nodes.step
+    plain = bool(((patches.mu + last[patches.row]) / patches.sigma).detach().max() <= PLAIN)
+    base, scale, seen = patches.mu, patches.sigma, None
+    for j, some, here, rows, bags in walk(patches, nodes) if plain else ():
+        if some is not seen:
+            base, scale, seen = some.mu / some.sigma * root, root / some.sigma, some
         s = (here.first + j) * here.step
-        z = torch.addcmul(base, s.index_select(0, some.row), slope)
+        z = torch.addcmul(base, s.index_select(0, some.row), scale)
         upper = torch.erfc(z)
         log_q = segment_sum(upper.log() - math.log(2), some.offsets)
         weight = torch.exp(log_q - s.square() / (2 * tau.square()) - here.top)
         h = z.square().neg().exp() / upper * weight.index_select(0, some.row)
         total, hazard = _add(total, weight, bags), _add(hazard, h, rows)
-        plain = float(z.detach().max()) <= root * PLAIN
-        if not plain:
-            break
     # h = phi / (1 - Phi), but for sqrt(2 / pi)
     slope = -math.sqrt(2 / math.pi) * hazard / patches.sigma
     return nodes, total, slope, torch.full_like(total, plain, dtype=torch.bool)
