@@ -91,7 +91,8 @@ def test_no_effect_is_the_model_without_to_the_last_digit(cohort, inducing):
     np.testing.assert_array_equal(without.whitened_mean_, zero.whitened_mean_)
     np.testing.assert_array_equal(without.predict_proba(cohort), zero.predict_proba(cohort))
     np.testing.assert_allclose(tiny.whitened_mean_, zero.whitened_mean_, atol=1e-6)
-    np.testing.assert_allclose(tiny.predict_proba(cohort), zero.predict_proba(cohort), atol=1e-7)
+    # EP stops at 3e-3 of the sites, and the sum over the effect takes one more step from there
+    np.testing.assert_allclose(tiny.predict_proba(cohort), zero.predict_proba(cohort), atol=3e-5)
 
 
 def test_one_patch_per_bag_is_probit_with_a_larger_variance(inducing):
@@ -148,7 +149,7 @@ def test_slides_and_patches_know_the_effect(model, cohort, dense):
         mu, C = MEAN + S @ W @ model.whitened_mean_, covariance(model, bag, W, S)
         np.testing.assert_allclose(patches[b], ndtr(mu / np.sqrt(np.diag(C))), atol=1e-9)
         exact = multivariate_normal(np.zeros(len(mu)), C, allow_singular=True).cdf(-mu)
-        assert abs(np.exp(log_p[b]) - exact) < 2e-3
+        assert abs(np.exp(log_p[b]) - exact) < 5e-4
 
 
 def test_large_slides_know_the_effect(model, cohort, monkeypatch):

@@ -86,6 +86,11 @@ def sites() -> Any:
     return None if kernels() is None else kernels().sites
 
 
+def over_effect() -> Any:
+    """The module with the sum of orthant probabilities over a slide effect; None as above."""
+    return None if kernels() is None else kernels().over_effect
+
+
 def sums_effects(among: int, device: torch.device) -> bool:
     """Whether sums over a slide effect are compiled for bags out of `among` patches.
 
@@ -137,11 +142,17 @@ def _plain_arrays(*tensors: Tensor) -> list[np.ndarray]:
 def kernels() -> Any:
     """The package of loops; None without Numba, or with one that cannot be used here."""
     try:
-        from gpmil.fast import effect, effect_adjoint, passes, sites
+        from gpmil.fast import effect, effect_adjoint, over_effect, passes, sites
     except (ImportError, RuntimeError) as error:  # RuntimeError: no place for its cache
         logger.info(
             "passes over the bags are not compiled, which costs up to half of the speed (%s): %s",
             error, extras.install("fast"),
         )  # fmt: skip
         return None
-    return SimpleNamespace(effect=effect, effect_adjoint=effect_adjoint, passes=passes, sites=sites)
+    return SimpleNamespace(
+        effect=effect,
+        effect_adjoint=effect_adjoint,
+        over_effect=over_effect,
+        passes=passes,
+        sites=sites,
+    )

@@ -216,3 +216,103 @@ def paired(v, k3, k4):
         c4 += 2 * k4[i] * s4
         size4 += 2 * abs(k4[i]) * a4
     return c3, size3, c4, size4
+
+
+# --- Of several values of a slide effect, one per column (orthant_effect.py) ----------------------
+
+
+@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def pulls(x, nu, var, left, inside, pull):
+    """lambda' at every x, the mean of a constraint over its site; and the largest t."""
+    largest = -1.0
+    for i in range(len(x)):
+        scale, shift, v = 1 / math.sqrt(left[i] * var[i]), nu[i] * var[i], 1 / var[i]
+        for k in range(x.shape[1]):
+            t = (x[i, k] - shift) * scale
+            hazard = tail(t * ROOT_HALF)[1]
+            pull[i, k] = (t - hazard) * scale - x[i, k] * v if inside[i] else 0.0
+            largest = max(largest, t if inside[i] else largest)
+    return largest
+
+
+@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def bends(x, nu, var, left, inside, value, pull, second, third):
+    """lambda and its first three derivatives at every x, zero where padded."""
+    for i in range(len(x)):
+        scale, shift, v = 1 / math.sqrt(left[i] * var[i]), nu[i] * var[i], 1 / var[i]
+        half_log = math.log(left[i]) / 2
+        for k in range(x.shape[1]):
+            t = (x[i, k] - shift) * scale
+            z = t * ROOT_HALF
+            upper, h = tail(z)
+            # h^2/(2p) - x^2/(2v) - log(v p)/2 + log Phi(-h/sqrt p)
+            gain = (t * t - x[i, k] * x[i, k] * v) / 2 - max(z, 0.0) ** 2 - half_log
+            r1 = h * (h - t)
+            r2 = r1 * (2 * h - t) - h
+            here = inside[i]
+            value[i, k] = gain + math.log(upper) if here else 0.0
+            pull[i, k] = (t - h) * scale - x[i, k] * v if here else 0.0
+            second[i, k] = ((1 - r1) / left[i] - 1) * v if here else 0.0
+            third[i, k] = -r2 * scale**3 if here else 0.0
+
+
+@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def slope_and_bend(mu, sd, s):
+    """d/ds and d2/ds2 of sum_i log Phi(-(mu_i + s) / sd_i); and the largest t."""
+    slope, bend, largest = 0.0, 0.0, -1.0
+    for i in range(len(mu)):
+        t = (mu[i] + s) / sd[i]
+        h = tail(t * ROOT_HALF)[1]
+        slope -= h / sd[i]
+        bend -= h * (h - t) / (sd[i] * sd[i])
+        largest = max(largest, t)
+    return slope, bend, largest
+
+
+@njit(error_model="numpy")
+@no_type_check
+def mode(mu, sd, tau, most):
+    """Where N(s; 0, tau^2) prod_i Phi(-(mu_i + s) / sd_i) is largest; its width; the largest t.
+
+    As effect_nodes.find_mode.
+    """
+    square = tau * tau
+    slope, bend, largest = slope_and_bend(mu, sd, 0.0)
+    low, high = 0.0, -square * slope
+    size, width = high / (1 - square * bend), tau
+    for _ in range(most):
+        slope, bend, _ = slope_and_bend(mu, sd, -size)
+        slope = max(-slope, 1e-300)
+        width = 1 / math.sqrt(1 / square - bend)
+        goal = square * slope
+        if goal > size:
+            low = size
+        else:
+            high = size
+        new = size * math.exp(math.log(goal / max(size, 1e-300)) / (1 - size * bend / slope))
+        if not (low < new < high):
+            new = (low + high) / 2
+        if abs(new - size) < 0.1 * width:
+            break
+        size = new
+    return -size, width, largest
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+@no_type_check
+def middle(mu, sd, tau, most, reach, far, halvings):
+    """Where the integrand falls: orthant_effect.middle; and the largest t on the way."""
+    low, width, largest = mode(mu, sd, tau, most)
+    high = min(low + reach * width, max(far * tau, low))
+    for _ in range(halvings):
+        s = (low + high) / 2
+        slope, bend, top = slope_and_bend(mu, sd, s)
+        largest = max(largest, top)
+        if slope + bend / min(slope, -1e-300) > s / (tau * tau):
+            low = s
+        else:
+            high = s
+    return (low + high) / 2, largest

@@ -194,7 +194,7 @@ def scores_without(bag: Bag, at: Optimum, mean: Mean) -> Float[Tensor, " b"]:
 
 def scores(bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]) -> Float[Tensor, " b"]:
     """log p(y_b) by the orthant engine."""
-    found = orthant.log_orthant(mu, S, bag.mask)
+    found = orthant.log_orthant(mu, S, bag.mask, effect=float(bag.effect))
     return torch.where(bag.positive, found.log_1mp, found.log_p)
 
 

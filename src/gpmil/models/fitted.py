@@ -374,7 +374,7 @@ class FittedGP(ContextGP):
                 S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT
                 S, mu = (S + S.mT) / 2, self.mean_ + bag.H @ w
                 for s in range(n_draws):
-                    found = orthant.log_orthant(mu[..., s], S, bag.mask)
+                    found = orthant.log_orthant(mu[..., s], S, bag.mask, effect=gp.effect)
                     log_p[s, part.bags] = found.log_p.cpu().numpy()
         return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
 
@@ -392,7 +392,7 @@ class FittedGP(ContextGP):
                 rows = part.rows.cpu().numpy()
                 mu, S = joint(predictor, part.sigma, part.pad(x), part.mask)
                 require_numbers(mu, S)
-                found = orthant.log_orthant(mu, S, part.mask)
+                found = orthant.log_orthant(mu, S, part.mask, effect=predictor.gp.effect)
                 sd = S.diagonal(dim1=-2, dim2=-1).sqrt()
                 log_p[part.bags], error[part.bags] = (
                     a.cpu().numpy() for a in (found.log_p, found.error)

@@ -43,7 +43,7 @@ class Nodes(NamedTuple):
 
 def find(patches: Patches, tau: Tensor, given: At) -> Nodes:
     """The part of the lattice that counts, around the mode of the integrand."""
-    mode, width, at = _mode(patches, tau, given)
+    mode, width, at = find_mode(patches, tau, given)
     top = at.log_z - (mode / tau).square() / 2
     reach = math.sqrt(2 * DROP)
     start, end = mode - tau * reach, mode + tau * reach
@@ -77,7 +77,7 @@ def _fall(patches: Patches, mode: Tensor, end: Tensor, at: Given) -> Tensor:
     return 0.75 * there.slope.abs() / there.bend.abs().clamp(min=1e-300)
 
 
-def _mode(patches: Patches, tau: Tensor, given: At) -> tuple[Tensor, Tensor, Given]:
+def find_mode(patches: Patches, tau: Tensor, given: At) -> tuple[Tensor, Tensor, Given]:
     """Where log N(s; 0, tau^2) + log z(s) is largest, its width there, and the bags there.
 
     There s = tau^2 d log z / ds. The right side falls with s, so that |s| lies between zero and

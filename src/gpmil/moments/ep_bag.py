@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpmil.fast import compiled
-from gpmil.moments.ep import DEEP, EPS, FIRST_SHARE, SHARE_OF_C3
+from gpmil.moments.ep import DEEP, EP, EPS, FIRST_SHARE, SHARE_OF_C3
 from gpmil.moments.sites import DEPTH, MAX_ITER, WEAK
 
 ROUGH = 10.0  # times the tolerance: sites further away than this are refined in float32
@@ -37,13 +37,34 @@ def log_p(
     mu: Float[Tensor, " n"], cov: Float[Tensor, "n n"], tol: float, max_iter: int = MAX_ITER
 ) -> LogP | None:
     """log P(all m < 0) of one bag; None without Numba, or where the deep tail asks for ep.py."""
+    found = _settled(mu, cov, tol, max_iter)
+    return None if found is None else found[1]
+
+
+def found(mu: Float[Tensor, " n"], cov: Float[Tensor, "n n"], tol: float) -> EP | None:
+    """The same with sites, mean and covariance, as ep.py has them of a batch of one bag."""
+    settled = _settled(mu, cov, tol, MAX_ITER)
+    if settled is None:
+        return None
+    bag, (*values, n_iter, converged) = settled
+    tau, nu = torch.from_numpy(bag.x)[None].split(len(mu), dim=-1)
+    mean = torch.from_numpy(bag.gauss[0])[None]
+    numbers = torch.tensor([bag.log_gauss, *values], dtype=torch.float64)
+    log_gauss, plain, c3, c4, error = numbers.split(1)
+    many, done = torch.tensor([n_iter]), torch.tensor([converged])
+    return EP(tau, nu, mean, bag.V[None], log_gauss, plain, c3, c4, error, many, done)
+
+
+def _settled(mu: Tensor, cov: Tensor, tol: float, max_iter: int) -> tuple["_Bag", LogP] | None:
     kernel = compiled.sites()
     if kernel is None:
         return None
     try:
-        return _iterate(_Bag(mu, cov, kernel), tol, max_iter)
+        bag = _Bag(mu, cov, kernel)
+        result = _iterate(bag, tol, max_iter)
     except torch.linalg.LinAlgError:  # said by ep.py, which knows all bags
         return None
+    return None if result is None else (bag, result)
 
 
 def _iterate(bag: "_Bag", tol: float, max_iter: int) -> LogP | None:
@@ -114,15 +135,15 @@ class _Bag:
         """log P, its corrections and its error, as `ep._finish` has them."""
         n = len(self.mu)
         half, white = self.solved[:, :n], self.solved[:, n].numpy()
-        V = torch.addmm(self.cov[torch.float64], half.mT, half, alpha=-1)
+        self.V = torch.addmm(self.cov[torch.float64], half.mT, half, alpha=-1)
         # lZG = -log|B|/2 + s's/2 - (s - T^.5 mu)'x/2
         log_det = float(self.lower.diagonal().log().sum())
-        log_gauss = float(self.s @ self.s - white @ white) / 2 - log_det
+        self.log_gauss = float(self.s @ self.s - white @ white) / 2 - log_det
         terms, size, t = self.kernel.closed(self.gauss, self.x)
-        c3, size3, c4, size4 = self.kernel.paired(V.numpy(), *self.kernel.cumulants(t))
-        rounding = EPS * (abs(log_gauss) + size + n)
+        c3, size3, c4, size4 = self.kernel.paired(self.V.numpy(), *self.kernel.cumulants(t))
+        rounding = EPS * (abs(self.log_gauss) + size + n)
         error = size4 / 48 + SHARE_OF_C3 * size3 / 12 + rounding
-        return LogP(log_gauss + terms, c3 / 12, c4 / 48, error, n_iter, converged)
+        return LogP(self.log_gauss + terms, c3 / 12, c4 / 48, error, n_iter, converged)
 
 
 class Anderson:

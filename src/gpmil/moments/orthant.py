@@ -22,7 +22,9 @@ from torch import Tensor
 
 from gpmil.moments import ep_bag
 from gpmil.moments.ep import EP, check_gaussians, ep, padded
+from gpmil.moments.orthant_effect import OverEffect, at_one, dense, integrate, middle, quick
 from gpmil.moments.sampling import log_union, tilted
+from gpmil.moments.sites import pick
 from gpmil.moments.truncated import log_not
 
 TINY = 2.0**-1022
@@ -55,10 +57,12 @@ def log_orthant(
     cov: Float[Tensor, "b n n"],
     mask: Bool[Tensor, "b n"] | None = None,
     *,
+    effect: float = 0.0,
     seed: int = 0,
 ) -> LogProbability:
     """log P(all m < 0), m ~ N(mu, cov), for b bags padded to n coordinates (mask: not padding).
 
+    `effect` is tau where tau^2 11' is a part of cov: not told, P is less exact and takes longer.
     Deterministic: `seed` fixes the draws of the right tail. Works on the device of `mu`, in
     float64. Bags of similar size belong in one call; what a bag gets depends on no other bag, but
     for rounding.
@@ -70,7 +74,7 @@ def log_orthant(
     mu, cov = mu.double(), cov.double()
     mask = torch.ones_like(mu, dtype=torch.bool) if mask is None else mask
     check_gaussians(mu, cov, mask)
-    return _from_ep(_by_bag(mu, cov, mask), mu, cov, mask, seed)
+    return _from_ep(_by_bag(_Way(mu, cov, mask, effect)), mu, cov, mask, seed)
 
 
 class _Found(NamedTuple):
@@ -82,26 +86,64 @@ class _Found(NamedTuple):
     converged: Bool[Tensor, " b"]
 
 
-def _by_bag(mu: Tensor, cov: Tensor, mask: Tensor) -> "_Found | EP":
+class _Way:
+    """How EP is run on bags: as they are, or at one value of their effect."""
+
+    def __init__(self, mu: Tensor, cov: Tensor, mask: Tensor, effect: float) -> None:
+        self.mu, self.cov, self.mask, self.effect = mu, cov, mask, effect
+        if effect:
+            self.cov = cov - effect**2
+            self.s = middle(mu, self.cov.diagonal(dim1=-2, dim2=-1), mask, effect)
+            self.mu = mu + self.s[:, None]
+
+    def alone(self, b: int) -> "_Found | ep_bag.LogP | None":
+        """One bag by itself on a CPU; None where this cannot be done."""
+        own = _one(self.mu, self.cov, self.mask, b)
+        if not self.effect:
+            return ep_bag.log_p(*own, tol=TOLERANCE)
+        found = ep_bag.found(*own, tol=TOLERANCE)
+        if found is None:
+            return None
+        mu, cov = own[0][None], own[1][None]
+        at = at_one(found, mu, cov, torch.ones_like(mu, dtype=torch.bool), self.s[b : b + 1])
+        one = quick(found, at, self.effect)
+        if one is None:
+            return _summed(integrate(at, dense(found.cov), self.effect), found)
+        return ep_bag.LogP(one[0], 0.0, 0.0, one[1], int(found.n_iter), bool(found.converged))
+
+    def together(self, rows: Bool[Tensor, " b"]) -> "_Found | EP":
+        """Some bags."""
+        every = (self.mu, self.cov, self.mask)
+        mu, cov, mask = every if bool(rows.all()) else pick(rows, every)
+        found = _run_ep(mu, cov, mask)
+        if not self.effect:
+            return found
+        at = at_one(found, mu, cov, mask, self.s[rows])
+        return _summed(integrate(at, dense(found.cov), self.effect), found)
+
+
+def _summed(over: OverEffect, found: EP) -> _Found:
+    return _Found(over.log_p, torch.zeros_like(over.log_p), over.error, found.converged)
+
+
+def _by_bag(way: _Way) -> "_Found | EP":
     """EP of every bag; on a CPU large ones one by one, and all that this cannot do together."""
-    if mu.is_cuda:
-        return _run_ep(mu, cov, mask)
-    large = (mask.sum(-1) >= LARGE).tolist()
-    found = [
-        ep_bag.log_p(*_one(mu, cov, mask, b), tol=TOLERANCE) if large[b] else None
-        for b in range(len(mu))
-    ]
+    many = len(way.mu)
+    if way.mu.is_cuda:
+        return way.together(torch.ones(many, dtype=torch.bool, device=way.mu.device))
+    large = (way.mask.sum(-1) >= LARGE).tolist()
+    found = [way.alone(b) if large[b] else None for b in range(many)]
     left = torch.tensor([one is None for one in found])
     if bool(left.all()):
-        return _run_ep(mu, cov, mask)
-    log_p, c3, error = torch.zeros(3, len(mu), dtype=torch.float64)
+        return way.together(left)
+    log_p, c3, error = torch.zeros(3, many, dtype=torch.float64)
     out = _Found(log_p, c3, error, torch.zeros_like(left))
     for b, one in enumerate(found):
         if one is not None:
             out.log_p[b], out.c3[b], out.error[b] = one.log_p, one.c3, one.error
             out.converged[b] = one.converged
     if bool(left.any()):
-        rest = _run_ep(mu[left], cov[left], mask[left])
+        rest = way.together(left)
         for ours, theirs in zip(out, (rest.log_p, rest.c3, rest.error, rest.converged)):
             ours[left] = theirs
     return out

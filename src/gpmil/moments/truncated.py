@@ -60,7 +60,7 @@ def hazard(t: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     return torch.where(t < -37, torch.exp(-t * t / 2) / math.sqrt(2 * math.pi), near)
 
 
-def upper_tail(t: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+def upper_tail(t: Float[Tensor, "*n"]) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
     """log(1 - Phi(t)) and the hazard h(t), by functions that use the whole width of the CPU.
 
     torch's erfcx and log_ndtr go number by number, ten times as slow as its erfc; they are called

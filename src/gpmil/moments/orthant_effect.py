@@ -1,0 +1,340 @@
+"""log P(all m < 0) of patches that share an effect, m ~ N(mu, S + tau^2 11'), from EP on S alone.
+
+EP on S + tau^2 11' is slow and wrong: given all m < 0 the effect is as skewed as a normal cut at
+its middle, and no Gaussian is. Given the effect s there is S alone, where EP is quick and right:
+
+    P = int N(s; 0, tau^2) exp f(s) ds,    f(s) = log P(all m < 0), m ~ N(mu + s, S).
+
+EP is run once, at an s* where the integrand falls. Its sites T, nu serve all others: with
+m ~ N(M(s), V) the Gaussian that they make there, V = (S^-1 + T)^-1, M(s) = mhat + (1 - V tau)(s -
+s*), and r_i(m) = 1(m < 0) exp(tau_i m^2/2 - nu_i m) a constraint over its site,
+
+    f(s) = lZG(s) + log E[prod_i r_i(m_i)].
+
+At s* the r_i neither pull nor bend. Elsewhere they do, and the mean is expanded in the
+correlations. With C = V without its diagonal and lambda_i(x) = log E[r_i] at m_i ~ N(x, V_ii),
+
+    trees   sum_i lambda_i(x_i) - a'C a/2,  x = M(s) + C a,  a = lambda'(x): all that pulls do
+    rings   sum_k tr(C B)^k / 2k,  B = diag lambda''(x), k >= 2
+    c3      1/12 sum_ij C_ij^3 lambda'''_i lambda'''_j, as in ep.py
+
+Rings are summed for k = 2. At s = -inf no constraint is left, f = 0 and all of them are known:
+-log|I - C B|/2 = (log|I + S T| + sum_i log(1 - tau_i V_ii)) / 2. What k > 2 adds there is brought
+to other s as if C B had m equal eigenvalues e, in proportion to how much of B there is.
+
+All of this costs a few products of V with as many columns as there are nodes.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gpmil.fast import compiled
+from gpmil.moments.effect_nodes import SEARCH, find_mode
+from gpmil.moments.ep import EP
+from gpmil.moments.given_effect import Patches, all_below
+from gpmil.moments.sites import Gauss, Sites, cumulants
+from gpmil.moments.truncated import upper_tail, variance_ratio
+
+# Nodes lie STEP apart on the scale of the integrand, so many on either side of s*
+STEP, BEFORE, AFTER = 0.8, 10, 6
+BROAD, TURN = 1.0, -2.0  # where, and how fast, that scale becomes wider on the left
+FAR = 4.8  # so many tau left of zero they end
+# s* is looked for up to so many widths right of the mode and so many tau right of zero
+REACH, MOST, HALVINGS = 6.0, 3.0, 8
+PASSES = 4  # to the pulls a; the sum of the trees is stationary in them
+# What the nodes and sites found to 3e-3 leave; and of the rings, which are summed in part.
+FLOOR, SHARE_OF_RINGS = 1e-4, 0.1
+
+Columns = Float[Tensor, "b n k"]
+
+
+def middle(
+    mu: Float[Tensor, "b n"],
+    variance: Float[Tensor, "b n"],
+    mask: Bool[Tensor, "b n"],
+    effect: float,
+) -> Float[Tensor, " b"]:
+    """s*: where the integrand falls, from independent patches with the diagonal of S.
+
+    Where N(s; 0, tau^2) d exp(f) / ds is largest: where P falls if tau is large, else near zero.
+    Left of it no constraint counts, and sites are easier taken away than added.
+    """
+    kernel = None if mu.is_cuda else compiled.sites()
+    if kernel is not None:
+        quick = _compiled_middle(mu, variance, mask, effect, kernel)
+        if quick is not None:
+            return quick
+    sizes = mask.sum(-1)
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    patches = Patches.of(mu[mask], variance[mask].sqrt(), offsets, None)
+    tau = torch.tensor(effect, dtype=torch.float64, device=mu.device)
+    low, width, _ = find_mode(patches, tau, all_below)
+    high = torch.minimum(low + REACH * width, low.clamp(min=MOST * effect))
+    for _ in range(HALVINGS):
+        s = (low + high) / 2
+        at = all_below(patches, s)
+        # d/ds of -s^2 / (2 tau^2) + f + log(-f')
+        left = at.slope + at.bend / at.slope.clamp(max=-1e-300) > s / effect**2
+        low, high = torch.where(left, s, low), torch.where(left, high, s)
+    return (low + high) / 2
+
+
+def _compiled_middle(
+    mu: Tensor, variance: Tensor, mask: Tensor, effect: float, kernel: Any
+) -> Float[Tensor, " b"] | None:
+    out = torch.empty(len(mu), dtype=torch.float64)
+    for b in range(len(mu)):
+        own = (mu[b, mask[b]].numpy(), variance[b, mask[b]].sqrt().numpy())
+        out[b], largest = kernel.middle(*own, effect, SEARCH, REACH, MOST, HALVINGS)
+        if not largest < kernel.FURTHEST:
+            return None
+    return out
+
+
+class AtOne(NamedTuple):
+    """EP of b bags at one s each: N(mu + s, S) times the sites."""
+
+    s: Float[Tensor, " b"]
+    mu: Float[Tensor, "b n"]  # with s
+    variance: Float[Tensor, "b n"]  # diagonal of S
+    sites: Sites
+    gauss: Gauss
+    log_p: Float[Tensor, " b"]  # f(s), corrected
+    error: Float[Tensor, " b"]  # its error
+    mask: Bool[Tensor, "b n"]
+
+
+def at_one(found: EP, mu: Tensor, cov: Tensor, mask: Tensor, s: Float[Tensor, " b"]) -> AtOne:
+    """From EP on padded matrices; mu with s."""
+    var = found.cov.diagonal(dim1=-2, dim2=-1)
+    left = (1 - found.tau * var).clamp(min=1e-15)
+    return AtOne(
+        s,
+        torch.where(mask, mu, 0.0),
+        torch.where(mask, cov.diagonal(dim1=-2, dim2=-1), 1.0),
+        Sites(found.tau, found.nu),
+        Gauss(found.mean, var, left, found.log_gauss),
+        found.log_p + found.c3,
+        found.error,
+        mask,
+    )
+
+
+class Correlations(NamedTuple):
+    """What must be known of C, V without its diagonal."""
+
+    times: Callable[[Columns], Columns]  # C x
+    powers: Callable[[Columns, Tensor], tuple[Columns, Tensor]]  # C o C x and C o C o C y
+
+
+def dense(V: Float[Tensor, "b n n"]) -> Correlations:
+    """From the matrix itself."""
+    C = V.clone()
+    C.diagonal(dim1=-2, dim2=-1).zero_()
+
+    def powers(x: Columns, y: Tensor) -> tuple[Columns, Tensor]:
+        square = C * C
+        first = square @ x
+        return first, square.mul_(C) @ y
+
+    return Correlations(lambda x: C @ x, powers)
+
+
+class OverEffect(NamedTuple):
+    """log P(all m < 0), and how it comes from k values of the effect."""
+
+    log_p: Float[Tensor, " b"]
+    error: Float[Tensor, " b"]
+    weight: Float[Tensor, "b k"]  # of the values, given all m < 0; they sum to one
+    slope: Float[Tensor, "b n k"]  # d f(s) / d mu
+    bend: Float[Tensor, "b n k"]  # diagonal of what B takes from T
+
+
+def integrate(at: AtOne, correlations: Correlations, effect: float) -> OverEffect:
+    """Sum over the effect, from EP at one value of it."""
+    tau, nu = at.sites
+    # d lZG / ds = 1'(nu - T mhat),  -d2 lZG / ds2 = 1'(T^-1 + S)^-1 1 = tau'(1 - V tau)
+    moved = at.mask.double() - at.gauss.var * tau - correlations.times(tau[..., None])[..., 0]
+    rise, fall = (nu - tau * at.gauss.mean).sum(-1), (tau * moved).sum(-1)
+    s, log_ds = _nodes(at.s, fall, effect)
+    d = s - at.s[:, None]
+    terms = _Terms(at, correlations, at.gauss.mean[..., None] + moved[..., None] * d[:, None, :])
+    f = at.gauss.log_gauss[:, None] + rise[:, None] * d - fall[:, None] * d.square() / 2
+    rings, left_out = terms.rings()
+    f = _kept_in_bounds(at, f + terms.trees + rings + terms.c3, d, rise)
+    # N(s; 0, tau^2) exp f(s) ds
+    log_w = f - (s / effect).square() / 2 + log_ds - math.log(effect * math.sqrt(2 * math.pi))
+    log_p = torch.logsumexp(log_w, -1)
+    weight = torch.exp(log_w - log_p[:, None])
+    error = at.error + FLOOR + SHARE_OF_RINGS * (weight * left_out.abs()).sum(-1)
+    return OverEffect(log_p, error, weight, terms.slope(), terms.B)
+
+
+def quick(found: EP, at: AtOne, effect: float) -> tuple[float, float] | None:
+    """log P and its error of one bag on a CPU; None without Numba, or in the deep tail."""
+    kernel, sites = compiled.over_effect(), compiled.sites()
+    if kernel is None or at.s.is_cuda:
+        return None
+    arrays = (x[0].numpy() for x in (found.cov, *at.sites, found.mean, at.mu, at.variance))
+    numbers = (float(x) for x in (at.s, found.log_gauss, at.log_p))
+    rule = (STEP, float(BEFORE), float(AFTER), BROAD, TURN, FAR)
+    log_p, rings, top = kernel.over_effect(*arrays, *numbers, effect, rule, PASSES)
+    if not top < sites.FURTHEST:
+        return None
+    return log_p, float(at.error) + FLOOR + SHARE_OF_RINGS * rings
+
+
+def _nodes(
+    s: Float[Tensor, " b"], fall: Float[Tensor, " b"], effect: float
+) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
+    """Values of the effect around s*, and log ds between them.
+
+    The integrand falls with its own width there, and far on the left, where all m < 0 is certain,
+    with tau: s(u) with ds/du = width + more / (1 + exp(BROAD (u - TURN))).
+    """
+    width = (effect**-2 + fall).rsqrt()[:, None]
+    u = STEP * torch.arange(-BEFORE, AFTER + 1, dtype=s.dtype, device=s.device)
+    z = BROAD * (u - TURN)
+    soft = (torch.nn.functional.softplus(-z) - math.log1p(math.exp(BROAD * TURN))) / BROAD
+    s = s[:, None]
+    # so much that the first is FAR tau left of zero, or of s*
+    more = ((s.clamp(min=0.0) + FAR * effect + width * u[0]) / soft[0]).clamp(min=0.0)
+    slope = width + more * torch.sigmoid(-z)
+    return s + width * u - more * soft, slope.log() + math.log(STEP)
+
+
+def _kept_in_bounds(
+    at: AtOne, f: Float[Tensor, "b k"], d: Float[Tensor, "b k"], rise: Tensor
+) -> Float[Tensor, "b k"]:
+    """f below min_i log P(m_i < 0); it falls with s, and is concave."""
+    t = torch.where(at.mask, at.mu, -math.inf)[..., None] + d[:, None, :]
+    worst = (t * at.variance.rsqrt()[..., None]).amax(1)
+    bound = upper_tail(worst)[0]
+    here = at.log_p[:, None]
+    # the tangent at s*
+    most = torch.minimum(bound, torch.where(d > 0, here + rise[:, None] * d, 0.0))
+    f = torch.where(f.isfinite(), f, most)
+    return torch.minimum(torch.where(d < 0, torch.maximum(f, here), f), most)
+
+
+class _Terms:
+    """The terms of log E[prod_i r_i(m_i)], m ~ N(M, V), for every column of M."""
+
+    def __init__(self, at: AtOne, correlations: Correlations, M: Columns) -> None:
+        self.at, self.correlations, self.M = at, correlations, M
+        self.tau, self.nu = (x[..., None] for x in at.sites)
+        self.var, self.left = at.gauss.var[..., None], at.gauss.left[..., None]
+        self.scale = (self.left * self.var).rsqrt()  # 1 / sd of the cavity
+        self.mask = at.mask[..., None]
+        self.kernel = None if M.is_cuda else compiled.sites()
+        self._solve()
+        self._pairs()
+
+    def _solve(self) -> None:
+        """a = lambda'(M + C a), by Anderson's rule with a memory of one step."""
+        a, u = torch.zeros_like(self.M), torch.zeros_like(self.M)
+        last: tuple[Tensor, Tensor] | None = None
+        for _ in range(PASSES - 1):
+            pull = self._pulls(self.M + u)
+            f, new = pull - a, pull
+            if last is not None:
+                da, df = a - last[0], f - last[1]
+                # argmin_g |f - g df|
+                size = df.square().sum(1, keepdim=True).clamp(min=1e-300)
+                new = pull - (df * f).sum(1, keepdim=True) / size * (da + df)
+            last, a = (a, f), new
+            u = self.correlations.times(a)
+        value, self.a, self.B, self.third = self._derivatives(self.M + u)
+        self.Ca = u
+        self.trees = (value - a * u / 2).sum(1)
+
+    def _cavities(self, x: Columns) -> tuple[Columns, Columns, Columns]:
+        """Means of the cavities in standard deviations, with log(1 - Phi(t)) and h(t)."""
+        t = (x - self.nu * self.var) * self.scale
+        return t, *upper_tail(t)
+
+    def _pulls(self, x: Columns) -> Columns:
+        """lambda'(x)."""
+        if self.kernel is not None:
+            pull = torch.empty_like(x)
+            largest = self.kernel.pulls(_flat(x), *self._rows(), _flat(pull))
+            if largest < self.kernel.FURTHEST:
+                return pull
+            self.kernel = None
+        t, _, h = self._cavities(x)
+        return torch.where(self.mask, (t - h) * self.scale - x / self.var, 0.0)
+
+    def _derivatives(self, x: Columns) -> tuple[Columns, Columns, Columns, Columns]:
+        """lambda and its first three derivatives."""
+        if self.kernel is not None:
+            value, pull, second, third = torch.empty(4, *x.shape, dtype=x.dtype)
+            out = (_flat(y) for y in (value, pull, second, third))
+            self.kernel.bends(_flat(x), *self._rows(), *out)
+            return value, pull, second, third
+        t, log_upper, h = self._cavities(x)
+        z = x * self.var.rsqrt()
+        kept, k3 = variance_ratio(t), cumulants(t.flatten(1))[0].view_as(t)
+        # -log(v p)/2 + h^2/(2p) - x^2/(2v) + log Phi(-h/sqrt p), as in sites.site_terms
+        value = -self.left.log() / 2 + (t - z) * (t + z) / 2 + log_upper
+        pull, second = (t - h) * self.scale - x / self.var, (kept / self.left - 1) / self.var
+        third = k3 * (kept.sqrt() * self.scale) ** 3
+        value, pull, second, third = (
+            torch.where(self.mask, y, 0.0) for y in (value, pull, second, third)
+        )
+        return value, pull, second, third
+
+    def _rows(self) -> tuple[np.ndarray, ...]:
+        """What the compiled loops must know of every row."""
+        at = self.at
+        numbers = (at.sites.nu, at.gauss.var, at.gauss.left, at.mask)
+        return tuple(y.reshape(-1).numpy() for y in numbers)
+
+    def _pairs(self) -> None:
+        """Sums over pairs of patches."""
+        # lambda'' without constraints: r is exp(tau m^2/2 - nu m)
+        free = torch.where(self.mask, self.tau / self.left, 0.0)
+        pairs, cubes = self.correlations.powers(torch.cat([self.B, free], -1), self.third)
+        self.c3 = (self.third * cubes).sum(1) / 12
+        self.second = (self.B * pairs[..., :-1]).sum(1) / 4
+        self.second_free = (free * pairs[..., -1:]).sum(1) / 4
+        self.shared = (self.B * pairs[..., -1:]).sum(1) / 4
+
+    def rings(self) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
+        """All rings, and those of more than two."""
+        at, (tau, nu) = self.at, self.at.sites
+        mean = at.gauss.mean
+        # log|I + S T| / 2 = -lZG + (nu'mhat + mu'(nu - T mhat)) / 2
+        whole = (nu * mean + at.mu * (nu - tau * mean)).sum(-1) / 2 - at.gauss.log_gauss
+        whole = whole + torch.where(at.mask, at.gauss.left.log(), 0.0).sum(-1) / 2
+        # the eigenvalue e, m e^2 / 4 being the ring of two: q = 2e/3 + e^2/2 + ..., solved nearly
+        q = (whole[:, None] / self.second_free.clamp(min=1e-300) - 1).clamp(-0.8, 20.0)
+        e = 1.5 * q / (1 + 1.13 * q)
+        # how much of B there is at s
+        much = self.shared / self.second_free.clamp(min=1e-300)
+        more = q * self.second_free * _more_than_two((e * much).clamp(max=0.99), e, much)
+        more = torch.where((self.second_free > 1e-12) & more.isfinite(), more, 0.0)
+        return self.second + more, more
+
+    def slope(self) -> Columns:
+        """nu - T M + (I - T V) a."""
+        moved = self.var * self.a + self.Ca
+        return torch.where(self.mask, self.nu - self.tau * (self.M + moved) + self.a, 0.0)
+
+
+def _flat(x: Columns) -> np.ndarray:
+    """The rows of all bags, one after the other."""
+    return x.reshape(-1, x.shape[-1]).numpy()
+
+
+def _more_than_two(x: Tensor, e: Tensor, much: Tensor) -> Tensor:
+    """Rings of three and more at x = e much, over those at e: -log(1 - x)/2 - x/2 - x^2/4."""
+    small = e.abs() < 1e-3
+    e = torch.where(small, 0.5, e)
+    at_s, free = (-torch.log1p(-z) / 2 - z / 2 - z.square() / 4 for z in (x, e))
+    return torch.where(small, much**3, at_s / free)
