@@ -57,7 +57,8 @@ def test_the_gradient_is_that_of_the_value(bags, Z, monkeypatch):
     made = cohort_of(bags, Z, PATIENTS)
     found = objective.gradient(made, WITH_EFFECT)
     assert found.score == pytest.approx(objective.value(made, WITH_EFFECT)[0], abs=1e-9)
-    for name, slope in found.settings._asdict().items():
+    for name in ("lengthscale", "coupling", "slide_effect"):
+        slope = getattr(found.settings, name)
         up, down = (
             objective.value(made, WITH_EFFECT._replace(**{name: getattr(WITH_EFFECT, name) + h}))[0]
             for h in (1e-3, -1e-3)
