@@ -69,10 +69,9 @@ class VGPMILPR(PointsOnLesions):
         Truncated moments of the patch variables: the paper's independent patches, or all the
         correlation of neighbours, by expectation propagation; with a slide effect at each of
         twenty to thirty values of it, which takes as many times as long.
-    slide_effect : None, "auto" or float
+    slide_effect : float or "auto"
         tau >= 0, the deviation of what all patches of a slide share beyond their features (stain,
-        scanner); 0 is the paper. "auto": learned with the other settings. None: learned where any
-        of the others is (and `moments` are "diagonal"), 0 where all are given.
+        scanner); 0 is the paper. "auto": learned with the other settings.
     slide_context, slide_context_lengthscale : float or "auto"
         gamma_s >= 0, the variance of a second process on the mean feature of the slide, which is
         added to every patch, and its length; 0 is the strict multiple-instance rule. "auto":
@@ -122,7 +121,7 @@ class VGPMILPR(PointsOnLesions):
     n_components: Any = None
     solver: Any = "direct"
     moments: Any = "diagonal"
-    slide_effect: Any = None
+    slide_effect: Any = 0.0
     slide_context: Any = 0.0
     slide_context_lengthscale: Any = "auto"
     optimize: Any = ()
@@ -288,8 +287,7 @@ class VGPMILPR(PointsOnLesions):
         one_of("moments", self.moments, tuple(LIKELIHOODS))
         one_of("solver", self.solver, SOLVERS)
         self._check_optimize()
-        if self.slide_effect is not None:
-            word_or_number("slide_effect", self.slide_effect, ("auto",), least=0)
+        word_or_number("slide_effect", self.slide_effect, ("auto",), least=0)
         self._check_slide_context()
         one_of("dtype", self.dtype, ("auto", *DTYPES))
         one_of("store", self.store, STORES)
