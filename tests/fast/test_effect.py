@@ -244,3 +244,23 @@ def test_a_few_bags_near_one_go_the_way_of_all(calls):
         what(mu, sigma, positive, offsets, 0.7, row)
         assert len(calls) == 2
         calls.clear()
+
+
+def test_the_same_sums_wherever_the_arrays_lie():
+    """Loops run in one of two ways, by where memory is: scratch arrays must keep their places."""
+    rng = np.random.default_rng(4)
+    mu, sigma = (torch.from_numpy(x) for x in (rng.normal(-3, 2, 900), rng.uniform(0.5, 1, 900)))
+    offsets, tau = torch.tensor([0, 130, 477, 900]), torch.tensor(0.8, dtype=torch.float64)
+
+    def found(room):
+        kept = [np.empty(k) for k in room]  # moves what is allocated next
+        x = mu.clone().requires_grad_()
+        positive = torch.tensor([True, False, True])
+        made = slide_effect.moments(x, sigma.clone(), positive, offsets, tau)
+        (made.log_z.sum() + made.curvature.sum()).backward()
+        assert len(kept) == len(room)
+        return torch.cat([made.log_z.detach(), made.gamma.detach(), x.grad])
+
+    first = found([])
+    for _ in range(60):
+        assert torch.equal(found(rng.integers(1, 400, 5)), first)

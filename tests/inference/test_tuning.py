@@ -23,7 +23,7 @@ from gpmil.distributed import WholeCohort
 from gpmil.inference import leave_out, objective, tuning
 from gpmil.inference import solvers as inference
 from gpmil.inference.objective import Cohort, Settings
-from gpmil.inference.tuning import CENTRE, HIGHEST, LOWEST, STARTS, Space
+from gpmil.inference.tuning import CENTRE, EFFECT_CENTRE, HIGHEST, LOWEST, STARTS, Space
 from gpmil.models import learning
 from gpmil.process import features, kernels
 
@@ -682,7 +682,7 @@ def test_what_is_given_keeps_its_value(bags, Z, fixed):
         expected = 2.0 if value == "sqrt_dim" else value
         assert getattr(model, f"{name}_") == expected
         assert {row[name] for row in model.tuning_trace_} == {expected}
-    for name in set(Settings._fields) - {*fixed, "slide_effect"}:
+    for name in {"variance", "lengthscale", "mean", "coupling"} - fixed.keys():
         assert len({row[name] for row in model.tuning_trace_}) > 1
     assert model.loo_log_likelihood_ is not None
 
@@ -910,9 +910,10 @@ def test_the_same_random_state_gives_the_same_numbers(bags):
 
 
 def test_length_scales_are_in_units_of_what_the_kernel_sees(bags):
-    model = VGPMILPRI(n_components=3, n_inducing=6, tuning_budget=1, random_state=0, device="cpu")
-    row = model.fit(bags).tuning_trace_[0]
-    assert row["lengthscale"] == pytest.approx(CENTRE[1] * math.sqrt(3))
+    made = {"n_components": 3, "n_inducing": 6, "tuning_budget": 1, "random_state": 0}
+    for effect, centre in ((0.0, CENTRE), ("auto", EFFECT_CENTRE)):
+        row = VGPMILPRI(**made, slide_effect=effect, device="cpu").fit(bags).tuning_trace_[0]
+        assert row["lengthscale"] == pytest.approx(centre[1] * math.sqrt(3))
 
 
 def test_learned_settings_are_better_than_the_papers(bags, Z, learned):

@@ -188,7 +188,12 @@ def test_of_earlier_versions_and_damaged(points, model, tmp_path):
     arrays, card = persistence.read(tmp_path / "model")
     fitted = {k: v for k, v in card["fitted"].items() if k != "inducing_from_lesions_"}
     fitted |= {} if points is None else {"inducing_from_lesions_": points}
-    persistence.write(tmp_path / "again", arrays, card | {"fitted": fitted})
+    settings = dict(card["settings"])
+    if points is None:  # an earlier version had no slide context either
+        for name in ("slide_context", "slide_context_lengthscale"):
+            del settings[name]
+    changed = {"fitted": fitted, "settings": settings}
+    persistence.write(tmp_path / "again", arrays, card | changed)
     if points in (None, 1):
         assert gpmil.load(tmp_path / "again").inducing_from_lesions_ == (points or 0)
     else:

@@ -139,7 +139,7 @@ def test_every_constructor_argument_is_a_parameter(model_class):
         *("store", "slide_effect", "slide_context", "slide_context_lengthscale"),
     }
     own = {
-        VGPMIL: {"H", "expected_max", "bag"},
+        VGPMIL: {"H", "expected_max", "bag", "slide_effect"},
         VGPMILPR: probit,
         VGPMILPRI: probit | {"coupling"},
     }

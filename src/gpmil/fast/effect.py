@@ -250,16 +250,16 @@ def sums(mu, sigma, offsets, tau, rule, rare, full):
     bags, longest = len(offsets) - 1, 0
     for b in range(bags):
         longest = max(longest, offsets[b + 1] - offsets[b])
-    inverse, z, h = np.empty(longest), np.empty(longest), np.empty(longest)
-    r0, r1, r2, r3, r4 = np.empty((5, longest))
+    # one block: how a loop is run may depend on where its arrays lie, and sums then on the day
+    own_mu, inverse, z, h, r0, r1, r2, r3, r4 = np.empty((9, longest))
     nodes, by_bag = np.ones((7, bags)), np.zeros((7, bags))
     by_row, served = np.zeros((5 if full else 1, len(mu))), np.zeros(bags, np.bool_)
     for b in range(bags):
         start, stop = offsets[b], offsets[b + 1]
         n, own, total = stop - start, sigma[start:stop], np.zeros(7)
         for i in range(n):
-            inverse[i] = ROOT_HALF / own[i]
-        bag = (mu[start:stop], inverse[:n], z[:n], h[:n])
+            own_mu[i], inverse[i] = mu[start + i], ROOT_HALF / own[i]
+        bag = (own_mu[:n], inverse[:n], z[:n], h[:n])
         rows = (r0[:n], r1[:n], r2[:n], r3[:n], r4[:n])
         for row in rows:
             row[:] = 0

@@ -96,8 +96,8 @@ def adjoints(mu, sigma, offsets, tau, nodes, served, rare, by_bag, by_row):
     longest = 0
     for b in range(len(served)):
         longest = max(longest, offsets[b + 1] - offsets[b])
-    inverse, z, h = np.empty(longest), np.empty(longest), np.empty(longest)
-    r0, r1, r2, r3, r4 = np.empty((5, longest))
+    # one block, as in effect.sums
+    own_mu, inverse, z, h, r0, r1, r2, r3, r4, by_mu, by_sigma = np.empty((11, longest))
     of_mu, of_sigma, of_tau = np.zeros(len(mu)), np.zeros(len(mu)), 0.0
     for b in range(len(served)):
         if not served[b]:
@@ -105,18 +105,19 @@ def adjoints(mu, sigma, offsets, tau, nodes, served, rare, by_bag, by_row):
         start, stop = offsets[b], offsets[b + 1]
         n, own = stop - start, sigma[start:stop]
         for i in range(n):
-            inverse[i] = ROOT_HALF / own[i]
+            own_mu[i], inverse[i] = mu[start + i], ROOT_HALF / own[i]
+            by_mu[i] = by_sigma[i] = 0.0
             r0[i] = by_row[0, start + i] / own[i]
             r1[i] = by_row[1, start + i] / own[i] ** 2
             # E[m] of one patch = -sigma (h - t) for m < 0; the others' is not summed
             r2[i] = 0.0 if rare else -by_row[2, start + i] * own[i]
             r3[i] = by_row[3, start + i] / own[i]
             r4[i] = by_row[4, start + i] / own[i]
-        bag = (mu[start:stop], inverse[:n], z[:n], h[:n])
+        bag = (own_mu[:n], inverse[:n], z[:n], h[:n])
         bars = (r0[:n], r1[:n], r2[:n], r3[:n], r4[:n])
-        out = (of_mu[start:stop], of_sigma[start:stop])
+        out = (by_mu[:n], by_sigma[:n])
         of_tau += _over_nodes(bag, tau, nodes[:, b], rare, by_bag[:, b], bars, out) / tau
         for i in range(n):
-            of_mu[start + i] /= own[i]
-            of_sigma[start + i] /= -own[i]
+            of_mu[start + i] = by_mu[i] / own[i]
+            of_sigma[start + i] = -by_sigma[i] / own[i]
     return of_mu, of_sigma, of_tau

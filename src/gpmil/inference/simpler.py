@@ -22,7 +22,7 @@ LEAST = 2 * GRADIENT_COST + 2  # one step at least
 
 # Slides' labels say little of what maps need: SICAPv2's are indifferent to lambda, and 0 instead of
 # .5 costs malignant patches (AUC .985 -> .955). So this is given up only where slides left out are
-# predicted better without it, by more than the standard error.
+# predicted better without it, by more than twice the standard error.
 MAPS_NEED = ("coupling",)
 
 
@@ -59,7 +59,7 @@ def compared(found: Search, name: str, budget: int) -> Kept:
     )
     gain = with_it - without_it
     error = leave_groups.standard_error(gain, found.cohort.groups)
-    kept = rival if gain.mean() <= (-error if name in MAPS_NEED else error) else best
+    kept = rival if gain.mean() <= (-2 * error if name in MAPS_NEED else error) else best
     logger.info(
         "%s %.3g against 0: %.4f and %.4f per bag left out, a difference of %.4f with a standard "
         "error of %.4f: %s",

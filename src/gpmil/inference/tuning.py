@@ -42,7 +42,7 @@ STARTS = (
 )
 # A slide effect leaves less to each patch, and wants a process that varies more around a higher
 # mean: on SICAPv2's slides these settings are ahead of the centre above in slides and in maps.
-EFFECT_CENTRE = (100.0, 3.5, -0.5, 0.3, 1.0)
+EFFECT_CENTRE = (100.0, 3.5, -0.5, 0.5, 1.0)
 EFFECT_STARTS = (
     EFFECT_CENTRE,
     (150.0, 5.0, -0.6, 0.5, 2.0),

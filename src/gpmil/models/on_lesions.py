@@ -46,7 +46,10 @@ class PointsOnLesions(TunedGP):
 
     PLACEMENTS: ClassVar[tuple[str, ...]] = ("kmeans", "lesions")
     NUMBERS = TunedGP.NUMBERS | {"inducing_from_lesions_": partial(count, least=0)}
-    LATER: ClassVar[dict[str, Any]] = TunedGP.LATER | {"inducing_from_lesions_": 0}
+    # no setting of its own came with it; the slide context is of the same version
+    LATER: ClassVar[dict[str, dict[str, Any]]] = TunedGP.LATER | {
+        "slide_context": TunedGP.LATER["slide_context"] | {"inducing_from_lesions_": 0}
+    }
 
     inducing_from_lesions_: int  # the last so many of inducing_points_; 0: none, or not kept
 

@@ -86,7 +86,7 @@ class VGPMIL(SavedGP):
     verbose: Any = False
 
     NUMBERS = SavedGP.NUMBERS | {"slide_effect_": partial(number, least=0)}
-    LATER: ClassVar[dict[str, Any]] = {"slide_effect_": 0.0}
+    LATER: ClassVar[dict[str, dict[str, Any]]] = {"slide_effect": {"slide_effect_": 0.0}}
 
     # --- Fit ----------------------------------------------------------------------------------
 
