@@ -55,7 +55,7 @@ def measure(bags, model, **protocol):
 
 @pytest.mark.parametrize(
     ("strength", "accuracy", "patch_auc"),
-    [(0, 0.800, 0.950), (0.5, 0.833, 0.967), (10, 0.913, 0.971)],
+    [(0, 0.800, 0.950), (10, 0.913, 0.971)],
 )
 def test_the_papers_settings_on_sicapv2(sicapv2, strength, accuracy, patch_auc):
     settings = gpmil.paper_settings() | {"coupling": strength}

@@ -17,8 +17,8 @@ LEARNED = {
 MEANINGS = {
     "slide_effect_": "the deviation of what all patches of a slide share beyond their features "
     "(stain, scanner); at 0 they share nothing, as in the paper",
-    "slide_context_": "the variance of what the slide as a whole adds to its patches; at 0 patches "
-    "alone decide",
+    "slide_context_": "the variance of what the slide as a whole adds to its patches "
+    "(it may learn stain or site)",
 }
 
 
@@ -28,12 +28,14 @@ def learned(model: Any) -> dict[str, float]:
 
 
 def numbers(found: Mapping[str, Any]) -> dict[str, float]:
-    """The settings among what a model's card says, where they are numbers.
+    """The settings among what a model's card says, where they are numbers; no context is none.
 
     >>> numbers({"mean_": -2, "coupling_": None, "slide_effect_": 0.5, "n_iter_": 8})
     {'mean_': -2.0, 'slide_effect_': 0.5}
     """
     known: dict[str, Any] = {name: found.get(name) for name in LEARNED}
+    if known["slide_context_"] == 0:
+        del known["slide_context_"]
     return {name: float(value) for name, value in known.items() if is_finite(value)}
 
 
