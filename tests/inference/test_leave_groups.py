@@ -115,6 +115,20 @@ def test_every_solver_takes_patients_out(bags, Z, monkeypatch):
     assert np.allclose(coupled.leave_one_patient_out(alone), coupled.leave_one_bag_out(bags))
 
 
+@pytest.mark.parametrize("moments", ["diagonal", "coupled"])
+@pytest.mark.parametrize("effect", [0.0, 0.6])
+def test_what_groups_add_is_the_whole_condition(bags, Z, moments, effect, monkeypatch):
+    """At the optimum w = sum_b H_b'gamma_b: no group's share is one of another model."""
+    seen, without = [], leave_groups.without
+    monkeypatch.setattr(
+        leave_groups, "without", lambda sums, at: seen.append((sums, at)) or without(sums, at)
+    )
+    pairs = bags.with_groups(np.arange(10) // 2)
+    model_of(Z, moments=moments, slide_effect=effect).fit(pairs).leave_one_patient_out(pairs)
+    (sums, at) = seen[-1]
+    assert torch.allclose(sums.n.sum(0), at.w, rtol=0, atol=1e-5)
+
+
 # --- Learning ---------------------------------------------------------------------------------
 
 
