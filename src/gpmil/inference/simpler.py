@@ -2,8 +2,7 @@
 
 The prior of tuning.py is over log lambda and log tau: neither can end at 0 by itself. So the end of
 a search is compared with the best settings found without the one in question. Both are judged by
-what they say of every bag left out; inside the standard error of the mean difference the simpler
-one is kept, or, of what maps need, the other.
+what they say of every bag left out, in standard errors of the mean difference.
 """
 
 import logging
@@ -19,11 +18,11 @@ PART = 0.35  # of the budget: at 40 three values with gradient, and both compare
 FIRST = 0.3  # how far the first step goes: the end of the search is not far
 LEAST = 2 * GRADIENT_COST + 2  # one step at least
 
-
-# Slides' labels say little of what maps need: SICAPv2's are indifferent to lambda, and 0 instead of
-# .5 costs malignant patches (AUC .985 -> .955). So this is given up only where slides left out are
-# predicted better without it, by more than twice the standard error.
-MAPS_NEED = ("coupling",)
+# Standard errors by which bags left out must gain for a setting to stay. Inside one the simpler
+# model is taken. But slides' labels say little of what maps need: SICAPv2's are indifferent to
+# lambda, and 0 instead of .5 costs malignant patches (AUC .985 -> .955). So lambda stays unless
+# bags are better off without it by two.
+NEEDED = {"slide_effect": 1.0, "coupling": -2.0}
 
 
 class Kept(NamedTuple):
@@ -44,7 +43,7 @@ def part_of(budget: int) -> int:
 
 
 def compared(found: Search, name: str, budget: int) -> Kept:
-    """The best of a search, or the best without the setting `name` if it is as good.
+    """The best of a search, or the best without `name` where that setting is not `NEEDED`.
 
     That one is looked for from the end of the search, with all but two fits of the budget.
     """
@@ -59,7 +58,7 @@ def compared(found: Search, name: str, budget: int) -> Kept:
     )
     gain = with_it - without_it
     error = leave_groups.standard_error(gain, found.cohort.groups)
-    kept = rival if gain.mean() <= (-2 * error if name in MAPS_NEED else error) else best
+    kept = rival if gain.mean() <= NEEDED[name] * error else best
     logger.info(
         "%s %.3g against 0: %.4f and %.4f per bag left out, a difference of %.4f with a standard "
         "error of %.4f: %s",

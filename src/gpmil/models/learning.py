@@ -303,17 +303,14 @@ class TunedGP(FittedGP):
         means = WholeCohort(bags, device).slide_means(self._feature_map()).to(device)
         return SlidesInContext(context.frame(means), context.points)
 
+    def _settings(self) -> Settings:
+        """All of them as numbers; one that has no meaning here, None, is 1."""
+        known = (getattr(self, f"{name}_") for name in Settings._fields)
+        return Settings(*(1.0 if value is None else value for value in known))
+
     def _space(self, facts: Facts, names: list[str]) -> Space:
         """What is searched, and the numbers that stay."""
-        known = (
-            self.variance_, self.lengthscale_, self.mean_, self.coupling_, self.slide_effect_,
-            self.slide_context_, self.slide_context_lengthscale_,
-        )  # fmt: skip
-        fixed = {
-            name: 1.0 if value is None else value  # None: it has no meaning here
-            for name, value in zip(tuning.NAMES, known, strict=True)
-            if name not in names
-        }
+        fixed = {k: v for k, v in self._settings()._asdict().items() if k not in names}
         level = None
         if is_word(self.mean, "balanced") and "variance" in names:
             level = balanced_level(facts.sizes)  # the mean follows the variance

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
+from gpmil.data.folds import left_out_together
 from gpmil.files.persistence import CARD
 from gpmil.inference import objective
-from gpmil.inference.objective import Settings
+from gpmil.inference.leave_groups import standard_error
 from gpmil.models.checks import count
 from gpmil.models.learning import TunedGP
 from gpmil.models.saved import Arrays, Card
@@ -32,13 +33,13 @@ class Fit(NamedTuple):
     left_out: Float[np.ndarray, " B"] | None
 
 
-def rises(gain: Float[np.ndarray, " B"]) -> bool:
+def rises(gain: Float[np.ndarray, " B"], patients: Shaped[np.ndarray, " B"] | None = None) -> bool:
     """Whether bags left out gain more than the standard error of what they gain.
 
-    >>> rises(np.array([0.3, -0.1, 0.2])), rises(np.array([0.3, -0.2, 0.1]))
+    >>> rises(np.array([0.4, -0.1, 0.3])), rises(np.array([0.3, -0.2, 0.1]))
     (True, False)
     """
-    return bool(gain.mean() > gain.std() / math.sqrt(len(gain)))
+    return bool(gain.mean() > standard_error(gain, patients))
 
 
 class PointsOnLesions(TunedGP):
@@ -70,14 +71,14 @@ class PointsOnLesions(TunedGP):
             return first
         kept = first
         if first.left_out is None:
-            gain = self._gain_on_a_sample(points, cohort, labels, device)
-            if rises(gain):
+            gain, patients = self._gain_on_a_sample(points, cohort, labels, device)
+            if rises(gain, patients):
                 kept = self._take_points(points, cohort, labels, device)
         else:
             before = {k: v for k, v in vars(self).items() if k.endswith("_")}
             kept = self._take_points(points, cohort, labels, device)
             gain = kept.left_out - first.left_out
-            if not rises(gain):
+            if not rises(gain, left_out_together(labels, cohort.whole.groups)):
                 self.__dict__.update(before)
                 kept = first
         logger.info(
@@ -115,18 +116,14 @@ class PointsOnLesions(TunedGP):
     def _gain_on_a_sample(
         self, points: Float[np.ndarray, "m D"], cohort: TrainingCohort,
         labels: Int[np.ndarray, " B"], device: torch.device,
-    ) -> Float[np.ndarray, " b"]:  # fmt: skip
-        """What bags left out gain by the points, of the bags and patches that tuning looks at."""
+    ) -> tuple[Float[np.ndarray, " b"], Shaped[np.ndarray, " b"] | None]:  # fmt: skip
+        """What bags that tuning looks at gain by the points, left out, and their patients."""
         chosen, groups = self._learned_from(labels, cohort.whole.groups)
         without = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], device, groups)
         more = torch.cat([without.inducing, self._inputs(points, device)])
-        settings = Settings(
-            self.variance_ or 1.0, self.lengthscale_ or 1.0, self.mean_, self.coupling_,
-            self.slide_effect_, self.slide_context_, self.slide_context_lengthscale_ or 1.0,
-        )  # fmt: skip
-        theta = objective.theta_of(settings, device)
+        theta = objective.theta_of(self._settings(), device)
         before, after = (
             objective.bag_scores(one, objective.fit(one, theta)).numpy()
             for one in (without, dataclasses.replace(without, inducing=more, kept=[]))
         )
-        return after - before
+        return after - before, groups

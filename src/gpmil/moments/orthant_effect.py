@@ -147,13 +147,11 @@ def dense(V: Float[Tensor, "b n n"]) -> Correlations:
 
 
 class OverEffect(NamedTuple):
-    """log P(all m < 0), and how it comes from k values of the effect."""
+    """log P(all m < 0), its error, and how it comes from k values of the effect."""
 
     log_p: Float[Tensor, " b"]
     error: Float[Tensor, " b"]
     weight: Float[Tensor, "b k"]  # of the values, given all m < 0; they sum to one
-    slope: Float[Tensor, "b n k"]  # d f(s) / d mu
-    bend: Float[Tensor, "b n k"]  # diagonal of what B takes from T
 
 
 def integrate(at: AtOne, correlations: Correlations, effect: float) -> OverEffect:
@@ -173,7 +171,7 @@ def integrate(at: AtOne, correlations: Correlations, effect: float) -> OverEffec
     log_p = torch.logsumexp(log_w, -1)
     weight = torch.exp(log_w - log_p[:, None])
     error = at.error + FLOOR + SHARE_OF_RINGS * (weight * left_out.abs()).sum(-1)
-    return OverEffect(log_p, error, weight, terms.slope(), terms.B)
+    return OverEffect(log_p, error, weight)
 
 
 def quick(found: EP, at: AtOne, effect: float) -> tuple[float, float] | None:
@@ -250,8 +248,7 @@ class _Terms:
                 new = pull - (df * f).sum(1, keepdim=True) / size * (da + df)
             last, a = (a, f), new
             u = self.correlations.times(a)
-        value, self.a, self.B, self.third = self._derivatives(self.M + u)
-        self.Ca = u
+        value, _, self.B, self.third = self._derivatives(self.M + u)
         self.trees = (value - a * u / 2).sum(1)
 
     def _cavities(self, x: Columns) -> tuple[Columns, Columns, Columns]:
@@ -320,11 +317,6 @@ class _Terms:
         more = q * self.second_free * _more_than_two((e * much).clamp(max=0.99), e, much)
         more = torch.where((self.second_free > 1e-12) & more.isfinite(), more, 0.0)
         return self.second + more, more
-
-    def slope(self) -> Columns:
-        """nu - T M + (I - T V) a."""
-        moved = self.var * self.a + self.Ca
-        return torch.where(self.mask, self.nu - self.tau * (self.M + moved) + self.a, 0.0)
 
 
 def _flat(x: Columns) -> np.ndarray:
