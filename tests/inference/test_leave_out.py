@@ -1,6 +1,5 @@
 """One bag taken out of a fit by a Newton step: against explicit inverses, and against refits."""
 
-import math
 import subprocess
 import sys
 
@@ -24,7 +23,6 @@ from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Optimum
 from gpmil.moments import coupled, orthant
 from gpmil.moments.coupled import CoupledMoments, cut_slope
-from gpmil.moments.orthant import log_orthant_ep
 
 CPU = torch.device("cpu")
 # variance, lengthscale, mean, coupling: the paper's, two stiffer ones, no coupling
@@ -429,103 +427,6 @@ def test_both_forms_of_a_positive_bag_meet(monkeypatch):
     (E, D), (F, G) = forms
     assert relative_error(E[mask] - mu[mask], F[mask] - mu[mask]) < 0.02
     assert relative_error(D, G) < 0.02
-
-
-# --- The smooth log probability ---------------------------------------------------------------
-
-
-def gaussian_bags(n=6, seed=0, shift=-0.5):
-    """Two bags, the second one padded."""
-    rng = np.random.default_rng(seed)
-    root = rng.normal(size=(2, n, n))
-    cov = torch.from_numpy(root @ np.swapaxes(root, 1, 2) / n + 0.4 * np.eye(n))
-    mask = torch.ones(2, n, dtype=torch.bool)
-    mask[1, n - 2 :] = False
-    return torch.from_numpy(rng.normal(size=(2, n)) + shift), cov, mask
-
-
-@pytest.mark.parametrize("shift", [-3.0, -0.5, 1.5])
-def test_the_gradient_of_the_smooth_log_probability(shift, monkeypatch):
-    monkeypatch.setattr(orthant, "SMOOTH_TOLERANCE", 1e-10)
-    mu, cov, mask = gaussian_bags(shift=shift)
-    mu.requires_grad_()
-    cov.requires_grad_()
-    weights = torch.tensor([0.7, -1.9], dtype=torch.float64)
-    (weights * log_orthant_ep(mu, cov, mask)).sum().backward()
-    assert not mu.grad[~mask].any()
-    both = mask[:, :, None] & mask[:, None, :]
-    assert not cov.grad[~both].any()
-
-    def moved(x, like):
-        """mu or cov moved; a covariance stays symmetric."""
-        with torch.no_grad():
-            a, b = (mu + x, cov) if like is mu else (mu, cov + x)
-            return float((weights * log_orthant_ep(a, b, mask)).sum())
-
-    rng = np.random.default_rng(5)
-    for like in (mu, cov) * 4:
-        along = torch.from_numpy(rng.normal(size=like.shape))
-        along = along if like is mu else (along + along.mT) / 2
-        found = float((like.grad * along).sum())
-        expected = naive.difference(lambda s, x=along, y=like: moved(s * x, y), 0.0, 0.02)
-        assert found == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_gradient_at_its_usual_tolerance():
-    mu, cov, mask = gaussian_bags()
-    mu.requires_grad_()
-    log_orthant_ep(mu, cov, mask).sum().backward()
-    f = lambda x: float(log_orthant_ep(torch.from_numpy(x)[None], cov[:1], mask[:1]))  # noqa: E731
-    with torch.no_grad():
-        expected = jacobian(f, mu[0].detach().numpy(), 0.05)
-    assert relative_error(mu.grad[0], expected) < 1e-5
-
-
-def test_what_stands_in_the_padding_does_not_matter():
-    mu, cov, mask = gaussian_bags()
-    value = log_orthant_ep(mu, cov, mask)
-    other_mu, other_cov = mu.clone(), cov.clone()
-    other_mu[1, 4:] = 50.0
-    other_cov[1, 4:] *= -3.0
-    other_cov[1, :, 4:] = 7.0
-    assert torch.allclose(log_orthant_ep(other_mu, other_cov, mask), value, atol=1e-12)
-    alone = log_orthant_ep(mu[1:, :4], cov[1:, :4, :4], mask[1:, :4])
-    assert torch.allclose(alone, value[1:], atol=1e-9)
-
-
-def test_one_coordinate_and_independent_ones_are_exact():
-    mu = torch.tensor([[0.4, -1.1, 2.0]], dtype=torch.float64)
-    cov = torch.diag_embed(torch.tensor([[1.0, 0.3, 2.0]], dtype=torch.float64))
-    mask = torch.ones(1, 3, dtype=torch.bool)
-    expected = log_ndtr(-mu.numpy() / np.sqrt([1.0, 0.3, 2.0]))
-    assert log_orthant_ep(mu, cov, mask)[0] == pytest.approx(expected.sum(), rel=1e-9)
-    for i in range(3):
-        one = log_orthant_ep(mu[:, i : i + 1], cov[:, i : i + 1, i : i + 1], mask[:, :1])
-        assert one[0] == pytest.approx(expected[0, i], rel=1e-9)
-
-
-def test_the_bound_takes_over_with_its_own_gradient(monkeypatch):
-    """log P never exceeds the smallest log P(m_i < 0), and then only that one m_i matters."""
-    mu, cov, mask = gaussian_bags()
-    monkeypatch.setattr(orthant._SmoothLogP, "apply", lambda mu, cov, mask: 0 * mu.sum(-1))
-    mu.requires_grad_()
-    cov.requires_grad_()
-    found = log_orthant_ep(mu, cov, mask)
-    t = (mu / cov.diagonal(dim1=-2, dim2=-1).sqrt()).detach()
-    worst = torch.where(mask, t, -math.inf).argmax(-1)
-    assert np.allclose(found.detach(), log_ndtr(-t[[0, 1], worst].numpy()), rtol=1e-12)
-    found.sum().backward()
-    for b in range(2):
-        i = int(worst[b])
-        others = np.arange(6) != i
-        assert mu.grad[b, i] < 0 and not mu.grad[b, others].any()
-        elsewhere = cov.grad[b].clone()
-        elsewhere[i, i] = 0
-        # d log Phi(-mu / s) / d s^2 = -t / (2 s^2) d/dt
-        assert cov.grad[b, i, i] == pytest.approx(
-            float((-mu.grad[b, i] * mu[b, i] / (2 * cov[b, i, i])).detach())
-        )
-        assert not elsewhere.any()
 
 
 def test_the_smooth_scores_follow_the_engine(bags, Z):

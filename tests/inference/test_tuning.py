@@ -136,7 +136,7 @@ def test_every_sum_over_the_chunks_is_that_of_the_model(mixed, Z, strength, monk
 
 @pytest.mark.parametrize("kernel", ["rbf", "matern32"])
 def test_the_value_equals_the_naive_twin(mixed, Z, kernel, monkeypatch):
-    monkeypatch.setattr("gpmil.moments.orthant.SMOOTH_TOLERANCE", 1e-10)
+    monkeypatch.setattr("gpmil.moments.smooth_orthant.TOLERANCE", 1e-10)
     cohort, point = cohort_of(mixed, Z, kernel), POINT_OF[kernel]
     found = objective.bag_scores(cohort, objective.fit(cohort, objective.theta_of(point, "cpu")))
     expected = Twin(mixed, Z, *point[:4], name=kernel).left_out()
@@ -210,7 +210,7 @@ def slopes(cohort, point, share=0.02, which=range(4)):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_gradient_equals_finite_differences(bags, Z, kernel, monkeypatch):
-    monkeypatch.setattr("gpmil.moments.orthant.SMOOTH_TOLERANCE", 1e-9)
+    monkeypatch.setattr("gpmil.moments.smooth_orthant.TOLERANCE", 1e-9)
     cohort, point = cohort_of(bags, Z, kernel), POINT_OF[kernel]
     padded = [not bool(batch.mask.all()) for batch in cohort.batches()]
     assert any(padded) and len(padded) > 1
@@ -277,7 +277,7 @@ def test_weights_are_a_scale_of_the_columns(bags, Z, kernel):
 
 
 def test_the_gradient_in_the_weights(bags, Z, monkeypatch):
-    monkeypatch.setattr("gpmil.moments.orthant.SMOOTH_TOLERANCE", 1e-9)
+    monkeypatch.setattr("gpmil.moments.smooth_orthant.TOLERANCE", 1e-9)
     inside = replace(cohort_of(bags, Z), relevance=True)
     found = tuning.gradient(inside, POINTS[0], weights=WEIGHTS).weights
     for i in (0, 2):
@@ -460,7 +460,7 @@ def test_every_start_is_within_the_bounds():
 )
 def test_the_gradient_in_z(cohort, fixed, level, monkeypatch):
     """Through the settings, the mean that moves with the variance, and the prior."""
-    monkeypatch.setattr("gpmil.moments.orthant.SMOOTH_TOLERANCE", 1e-10)
+    monkeypatch.setattr("gpmil.moments.smooth_orthant.TOLERANCE", 1e-10)
     space = Space(fixed, 2.0, level)
     search = tuning.Search(cohort, space, budget=1000)
     z = space.z((6.0, 1.4, -0.9, 0.6))

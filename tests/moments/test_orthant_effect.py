@@ -68,7 +68,9 @@ def test_the_compiled_sum_is_the_plain_one():
     found = ep(mu, cov)
     at = orthant_effect.at_one(found, mu, cov, torch.ones_like(mu, dtype=torch.bool), s.double())
     log_p, error = orthant_effect.quick(found, at, 1.7)
-    plain = orthant_effect.integrate(at, orthant_effect.dense(found.cov), 1.7)
+    plain = orthant_effect.integrate(
+        orthant_effect.Profile(at, orthant_effect.dense(found.cov)), 1.7
+    )
     assert log_p == pytest.approx(float(plain.log_p), rel=1e-9)
     assert error == pytest.approx(float(plain.error), rel=1e-6)
     assert float(plain.weight.sum()) == pytest.approx(1)

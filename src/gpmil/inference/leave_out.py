@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpmil.coupling.operator import Dense
-from gpmil.moments import orthant, with_effect
+from gpmil.moments import orthant, smooth_orthant, with_effect
 from gpmil.moments.coupled import cut_slope
 from gpmil.moments.independent import IndependentPatches
 from gpmil.moments.likelihood import Group, downdate, has_effect
@@ -202,7 +202,7 @@ def smooth_scores(
     bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]
 ) -> Float[Tensor, " b"]:
     """log p(y_b) by plain EP, which can be differentiated; no correction, no sampling."""
-    log_p = orthant.log_orthant_ep(mu, S, bag.mask)
+    log_p = smooth_orthant.log_orthant_ep(mu, S, bag.mask, bag.effect)
     return torch.where(bag.positive, log_not(log_p), log_p)
 
 

@@ -29,9 +29,9 @@ NAMES = Settings._fields
 # variance, length / sqrt d, c / sqrt(1 + variance), lambda, tau: the centre and the width (of z) of
 # the weak prior, what is tried first, and how far the search may go. The centre and the starts are
 # settings that work on features of deep networks; the widths span a factor of four to twenty. That
-# of tau is narrow: slides' labels alone tell little of it, and maps are dark where it is too small.
+# of tau is narrower: slides' labels alone say little of it, and maps are dark where it is small.
 CENTRE = (20.0, 3.0, -1.5, 1.0, 1.0)
-WIDTH = (1.5, 0.7, 1.0, 1.0, 0.5)
+WIDTH = (1.5, 0.7, 1.0, 1.0, 0.8)
 STARTS = (
     CENTRE,
     (9.0, 2.0, -1.3, 1.0, 0.5),
@@ -42,7 +42,7 @@ STARTS = (
 )
 # A slide effect leaves less to each patch, and wants a process that varies more around a higher
 # mean: on SICAPv2's slides these settings are ahead of the centre above in slides and in maps.
-EFFECT_CENTRE = (100.0, 3.5, -0.5, 0.5, 1.0)
+EFFECT_CENTRE = (100.0, 3.5, -0.5, 0.7, 1.3)
 EFFECT_STARTS = (
     EFFECT_CENTRE,
     (150.0, 5.0, -0.6, 0.5, 2.0),

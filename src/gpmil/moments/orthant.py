@@ -22,7 +22,15 @@ from torch import Tensor
 
 from gpmil.moments import ep_bag
 from gpmil.moments.ep import EP, check_gaussians, ep, padded
-from gpmil.moments.orthant_effect import OverEffect, at_one, dense, integrate, middle, quick
+from gpmil.moments.orthant_effect import (
+    OverEffect,
+    Profile,
+    at_one,
+    dense,
+    integrate,
+    middle,
+    quick,
+)  # fmt: skip
 from gpmil.moments.sampling import log_union, tilted
 from gpmil.moments.sites import pick
 from gpmil.moments.truncated import log_not
@@ -31,7 +39,6 @@ TINY = 2.0**-1022
 TOLERANCE = 3e-3  # of the sites: log P + c3 is then a few 1e-4 off, 1e-3 at coupling 10
 LARGE = 100  # coordinates from which bags are taken one by one on a CPU; below, batches are faster
 RARE = 0.01  # sum_i P(m_i > 0) below which EP's error estimate says nothing about 1 - P
-SMOOTH_TOLERANCE = 1e-6  # of the sites, where log P is differentiated
 TAIL = 2e-3  # relative error of 1 - P that needs no sampling
 
 
@@ -108,7 +115,7 @@ class _Way:
         at = at_one(found, mu, cov, torch.ones_like(mu, dtype=torch.bool), self.s[b : b + 1])
         one = quick(found, at, self.effect)
         if one is None:
-            return _summed(integrate(at, dense(found.cov), self.effect), found)
+            return _summed(integrate(Profile(at, dense(found.cov)), self.effect), found)
         return ep_bag.LogP(one[0], 0.0, 0.0, one[1], int(found.n_iter), bool(found.converged))
 
     def together(self, rows: Bool[Tensor, " b"]) -> "_Found | EP":
@@ -119,7 +126,7 @@ class _Way:
         if not self.effect:
             return found
         at = at_one(found, mu, cov, mask, self.s[rows])
-        return _summed(integrate(at, dense(found.cov), self.effect), found)
+        return _summed(integrate(Profile(at, dense(found.cov)), self.effect), found)
 
 
 def _summed(over: OverEffect, found: EP) -> _Found:
@@ -227,37 +234,6 @@ def _whitened(
     right = torch.cat([root[:, :, None] * G, (s - root * mu)[:, :, None]], dim=-1)
     out = torch.linalg.solve_triangular(torch.linalg.cholesky(b), right, upper=False)
     return out[..., :-1], out[..., -1:]
-
-
-class _SmoothLogP(torch.autograd.Function):
-    """Plain EP's log P. At its fixed point the sites stand still to first order, so that
-
-    d log P / d mu = S^-1 (mhat - mu) = nu - tau mhat =: g
-    d log P / d S  = (g g' - (T^-1 + S)^-1) / 2,  (T^-1 + S)^-1 = T - T V T.
-    """
-
-    @staticmethod
-    def forward(ctx, mu: Tensor, cov: Tensor, mask: Tensor) -> Tensor:
-        found = ep(mu, cov, mask, tol=SMOOTH_TOLERANCE)
-        ctx.save_for_backward(found.tau, found.nu, found.mean, found.cov)
-        return found.log_p
-
-    @staticmethod
-    def backward(ctx, up: Tensor) -> tuple[Tensor, Tensor, None]:
-        tau, nu, mean, V = ctx.saved_tensors
-        g = nu - tau * mean
-        inner = torch.diag_embed(tau) - tau[:, :, None] * V * tau[:, None, :]
-        both = (g[:, :, None] * g[:, None, :] - inner) / 2
-        return up[:, None] * g, up[:, None, None] * both, None
-
-
-def log_orthant_ep(
-    mu: Float[Tensor, "b n"], cov: Float[Tensor, "b n n"], mask: Bool[Tensor, "b n"]
-) -> Float[Tensor, " b"]:
-    """log P(all m < 0) by plain EP, below its bound min_i log P(m_i < 0); differentiable."""
-    t = mu * cov.diagonal(dim1=-2, dim2=-1).rsqrt()
-    bound = torch.special.log_ndtr(-torch.where(mask, t, -math.inf)).amin(-1)
-    return torch.minimum(_SmoothLogP.apply(mu, cov, mask), bound).clamp(max=-TINY)
 
 
 def settle(

@@ -151,27 +151,49 @@ class OverEffect(NamedTuple):
 
     log_p: Float[Tensor, " b"]
     error: Float[Tensor, " b"]
+    s: Float[Tensor, "b k"]
     weight: Float[Tensor, "b k"]  # of the values, given all m < 0; they sum to one
 
 
-def integrate(at: AtOne, correlations: Correlations, effect: float) -> OverEffect:
-    """Sum over the effect, from EP at one value of it."""
-    tau, nu = at.sites
-    # d lZG / ds = 1'(nu - T mhat),  -d2 lZG / ds2 = 1'(T^-1 + S)^-1 1 = tau'(1 - V tau)
-    moved = at.mask.double() - at.gauss.var * tau - correlations.times(tau[..., None])[..., 0]
-    rise, fall = (nu - tau * at.gauss.mean).sum(-1), (tau * moved).sum(-1)
-    s, log_ds = _nodes(at.s, fall, effect)
-    d = s - at.s[:, None]
-    terms = _Terms(at, correlations, at.gauss.mean[..., None] + moved[..., None] * d[:, None, :])
-    f = at.gauss.log_gauss[:, None] + rise[:, None] * d - fall[:, None] * d.square() / 2
-    rings, left_out = terms.rings()
-    f = _kept_in_bounds(at, f + terms.trees + rings + terms.c3, d, rise)
+class Profile:
+    """f(s) for any s, from EP at one."""
+
+    def __init__(self, at: AtOne, correlations: Correlations) -> None:
+        self.at, self.correlations = at, correlations
+        tau, nu = at.sites
+        # d lZG / ds = 1'(nu - T mhat),  -d2 lZG / ds2 = 1'(T^-1 + S)^-1 1 = tau'(1 - V tau)
+        shared = correlations.times(tau[..., None])[..., 0]
+        self.moved = at.mask.double() - at.gauss.var * tau - shared
+        self.rise = (nu - tau * at.gauss.mean).sum(-1)
+        self.fall = (tau * self.moved).sum(-1)
+
+    def terms(self, s: Float[Tensor, "b k"]) -> "Terms":
+        """The constraints over their sites, m ~ N(M(s), V)."""
+        d = s - self.at.s[:, None]
+        M = self.at.gauss.mean[..., None] + self.moved[..., None] * d[:, None, :]
+        return Terms(self.at, self.correlations, M)
+
+    def value(self, s: Float[Tensor, "b k"], terms: "Terms") -> tuple[Tensor, Tensor]:
+        """f(s), and the rings of more than two in it."""
+        d = s - self.at.s[:, None]
+        f = self.at.gauss.log_gauss[:, None] + self.rise[:, None] * d
+        f = f - self.fall[:, None] * d.square() / 2
+        rings, left_out = terms.rings()
+        f = f + terms.trees + rings + terms.c3
+        return _kept_in_bounds(self.at, f, d, self.rise), left_out
+
+
+def integrate(profile: Profile, effect: float) -> OverEffect:
+    """Sum over the effect."""
+    at = profile.at
+    s, log_ds = _nodes(at.s, profile.fall, effect)
+    f, left_out = profile.value(s, profile.terms(s))
     # N(s; 0, tau^2) exp f(s) ds
     log_w = f - (s / effect).square() / 2 + log_ds - math.log(effect * math.sqrt(2 * math.pi))
     log_p = torch.logsumexp(log_w, -1)
     weight = torch.exp(log_w - log_p[:, None])
     error = at.error + FLOOR + SHARE_OF_RINGS * (weight * left_out.abs()).sum(-1)
-    return OverEffect(log_p, error, weight)
+    return OverEffect(log_p, error, s, weight)
 
 
 def quick(found: EP, at: AtOne, effect: float) -> tuple[float, float] | None:
@@ -221,7 +243,7 @@ def _kept_in_bounds(
     return torch.minimum(torch.where(d < 0, torch.maximum(f, here), f), most)
 
 
-class _Terms:
+class Terms:
     """The terms of log E[prod_i r_i(m_i)], m ~ N(M, V), for every column of M."""
 
     def __init__(self, at: AtOne, correlations: Correlations, M: Columns) -> None:
@@ -248,7 +270,8 @@ class _Terms:
                 new = pull - (df * f).sum(1, keepdim=True) / size * (da + df)
             last, a = (a, f), new
             u = self.correlations.times(a)
-        value, _, self.B, self.third = self._derivatives(self.M + u)
+        self.x, self.a = self.M + u, a
+        value, _, self.B, self.third = self._derivatives(self.x)
         self.trees = (value - a * u / 2).sum(1)
 
     def _cavities(self, x: Columns) -> tuple[Columns, Columns, Columns]:
@@ -301,6 +324,16 @@ class _Terms:
         self.second = (self.B * pairs[..., :-1]).sum(1) / 4
         self.second_free = (free * pairs[..., -1:]).sum(1) / 4
         self.shared = (self.B * pairs[..., -1:]).sum(1) / 4
+
+    def sites(self) -> Sites:
+        """The sites of EP and those that pull and bend as the constraints over them do at x.
+
+        A site t, n more than at.sites: a = (n - t x)/(1 + V_ii t) and B = -t/(1 + V_ii t).
+        """
+        bent = (-self.B / (1 + self.var * self.B)).clamp(min=-self.tau)
+        pulled = self.a * (1 + self.var * bent) + bent * self.x
+        tau, nu = self.tau + bent, self.nu + pulled
+        return Sites(*(torch.where(self.mask, y, 0.0) for y in (tau, nu)))
 
     def rings(self) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
         """All rings, and those of more than two."""
