@@ -164,13 +164,14 @@ def pull(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float | Tensor, Floa
 
 def summed(problem: Problem, terms: Callable[[Piece], Terms]) -> Terms:
     """The terms that the pieces of the cohort give, added up."""
-
-    def one_lane(pieces: Sequence[Piece]) -> Terms:
-        return functools.reduce(_add, map(terms, pieces))
-
     on_cpu = problem.R.device.type == "cpu"
     side_by_side = on_cpu and len(problem.chunks) >= SIDE_BY_SIDE
-    return in_lanes(problem.chunks, one_lane, _add, side_by_side)
+    return in_lanes(
+        problem.chunks,
+        lambda pieces: functools.reduce(_add, map(terms, pieces)),
+        _add,
+        side_by_side,
+    )
 
 
 def _add(a: Terms, b: Terms) -> Terms:
