@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Types are checked anew, fixtures included."""
-    typecheck.checks.begin()
+def pytest_configure(config) -> None:
+    """Examples in src, docs and README count as tests, too."""
+    config.pluginmanager.register(typecheck.checks)
 
 
 @pytest.fixture(scope="session")

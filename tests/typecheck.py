@@ -6,8 +6,10 @@ each of these is called by tests that are checked from beginning to end.
 """
 
 import functools
+import math
 
 import jaxtyping
+import pytest
 from beartype import BeartypeConf, beartype
 
 MOST = 4_000  # two checks a call: of its arguments, and of what it returns
@@ -15,15 +17,17 @@ typed = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 class Checks:
-    """How many were made in a test."""
+    """How many were made in a test: a plugin of pytest, which tests/conftest.py registers."""
 
     def __init__(self) -> None:
-        self.made = 0
+        self.made = -math.inf  # without pytest there is no end of them
+        self.off = jaxtyping.config.jaxtyping_disable  # JAXTYPING_DISABLE of the environment
 
-    def begin(self) -> None:
-        """Another test."""
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Another test, or an example of the documentation; its fixtures are checked too."""
         self.made = 0
-        jaxtyping.config.update("jaxtyping_disable", False)
+        jaxtyping.config.update("jaxtyping_disable", self.off)
 
     def count(self) -> None:
         """One more; none from MOST on."""
