@@ -162,16 +162,17 @@ def pull(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float | Tensor, Floa
     return summed(problem, lambda piece: piece.pull(w, problem.c))
 
 
+def _of_lane(terms: Callable[[Piece], Terms], pieces: Sequence[Piece]) -> Terms:
+    return functools.reduce(_add, map(terms, pieces))
+
+
 def summed(problem: Problem, terms: Callable[[Piece], Terms]) -> Terms:
     """The terms that the pieces of the cohort give, added up."""
+    one_lane = functools.partial(_of_lane, terms)
+
     on_cpu = problem.R.device.type == "cpu"
     side_by_side = on_cpu and len(problem.chunks) >= SIDE_BY_SIDE
-    return in_lanes(
-        problem.chunks,
-        lambda pieces: functools.reduce(_add, map(terms, pieces)),
-        _add,
-        side_by_side,
-    )
+    return in_lanes(problem.chunks, one_lane, _add, side_by_side)
 
 
 def _add(a: Terms, b: Terms) -> Terms:
