@@ -12,7 +12,7 @@ import jaxtyping
 import pytest
 from beartype import BeartypeConf, beartype
 
-MOST = 4_000  # two checks a call: of its arguments, and of what it returns
+MOST = 2_000  # two checks a call: of its arguments, and of what it returns
 typed = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
