@@ -140,7 +140,7 @@ def test_newton_converges_from_everywhere_to_one_point(bags, strength, variance,
     problem = problem_of(bags, some_inducing(bags, 20), strength, variance, lengthscale, c)
     default = inference.newton(problem, 200, 1e-10)
     assert default.converged and default.residual < 1e-10 and default.n_iter <= 15
-    for seed in range(20):
+    for seed in range(4):
         for scale in (0.1, 1, 10):
             E = scale * np.random.default_rng(seed).standard_normal(problem.n_instances)
             found = inference.newton(problem, 200, 1e-10, torch.from_numpy(E))

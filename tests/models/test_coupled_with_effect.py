@@ -57,15 +57,20 @@ def test_it_is_neither_the_diagonal_nor_the_model_without(model, bags):
         assert relative_error(fit(bags, **other).whitened_mean_, model.whitened_mean_) > 0.01
 
 
-def test_large_bags_and_recomputed_rows(model, bags, monkeypatch):
+def test_large_bags_and_recomputed_rows(bags, monkeypatch):
+    few = bags[:4]
+    assert (np.diff(few.offsets) > 5).any() and (np.diff(few.offsets) <= 5).any()
+    dense = fit(few)
     monkeypatch.setattr(coupling, "DENSE_LIMIT", 5)
-    found = fit(bags, store="recompute")
-    assert relative_error(found.whitened_mean_, model.whitened_mean_) < 1e-6
+    found = fit(few, store="recompute")
+    assert relative_error(found.whitened_mean_, dense.whitened_mean_) < 1e-6
 
 
 def test_leaving_a_bag_out_is_refitting_without_it():
     bags = small_cohort(seed=8, n_bags=22, sizes=(1, 8), shift=2.0)  # none decides for the others
-    model, chosen = fit(bags, coupling=0.4, standardize=False), np.arange(1, 22, 8)
+    # means are compared to .01
+    model = fit(bags, coupling=0.4, standardize=False, tol=1e-5)
+    chosen = np.arange(1, 22, 8)
     found, expected = model.leave_one_bag_out(bags)[chosen], []
     again = model.with_settings_fixed().set_params(inducing=model.inducing_points_)
     for b in chosen:

@@ -103,7 +103,7 @@ def test_engine_agrees_with_the_tilted_sampler(coupling, bar, setting, shape):
 def test_error_estimate_covers_random_bags():
     rng = np.random.default_rng(0)
     exceeded = []
-    for seed in range(200):
+    for seed in range(100):
         coupling, setting = rng.choice([0, 0.5, 1, 5, 10]), (PAPER, WIDE)[seed % 2]
         mu, cov = slide(int(rng.integers(1, 6)), int(rng.integers(3, 12)), coupling, seed=seed,
                         **setting)  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic import pri
 
 import gpmil
 from gpmil.models import InstancePredictions
@@ -115,7 +116,7 @@ def test_probabilities_make_the_classes_where_nothing_was_tested():
 
 
 def test_predictions_of_a_model_are_taken(cohort):
-    model = gpmil.VGPMILPRI(coupling=0.3, n_inducing=20, random_state=0)
+    model = pri(coupling=0.3, n_inducing=20, random_state=0)
     predictions = model.fit(cohort).predict_instances(cohort)
     with pytest.raises(ValueError, match=r"one slide, found 22"):
         to_geojson(predictions)

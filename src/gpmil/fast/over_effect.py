@@ -1,6 +1,8 @@
 """The sum over a slide effect of one bag's orthant probabilities; see moments/orthant_effect.py.
 
-All in one call: in torch the same takes some two hundred operations on short vectors.
+All in one call: in torch the same takes some two hundred operations on short vectors. Loops are
+written out: sums along an axis, slices and expressions of whole arrays take Numba three times as
+long to compile.
 """
 
 import math
@@ -33,40 +35,46 @@ def nodes(s, fall, effect, rule):
     return at, log_ds
 
 
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _next(pull, a, last_a, last_f, remembers):
+    """a becomes pull - g (da + df), f = pull - a and g = argmin |f - g df| in every column."""
+    n, k = a.shape
+    g, size = np.zeros(k), np.zeros(k)
+    for i in range(n):
+        for j in range(k):
+            f = pull[i, j] - a[i, j]
+            df = f - last_f[i, j]
+            g[j] += df * f
+            size[j] += df * df
+    for j in range(k):
+        g[j] = g[j] / max(size[j], 1e-300) if remembers else 0.0
+    for i in range(n):
+        for j in range(k):
+            f = pull[i, j] - a[i, j]
+            step = (a[i, j] - last_a[i, j]) + (f - last_f[i, j])
+            last_a[i, j], last_f[i, j] = a[i, j], f
+            a[i, j] = pull[i, j] - g[j] * step
+
+
 @njit(error_model="numpy")
 @no_type_check
 def solved(C, M, nu, var, left, inside, passes):
     """x = M + C a with a = lambda'(x) after some passes; a'C a in every column; the largest t."""
     n, k = M.shape
-    a, u, pull = np.zeros((n, k)), np.zeros((n, k)), np.empty((n, k))
-    last_a, last_f = np.zeros((n, k)), np.zeros((n, k))
-    top = -1.0
+    a, last_a, last_f = np.zeros((n, k)), np.zeros((n, k)), np.zeros((n, k))
+    x, pull, pulled, top = M.copy(), np.empty((n, k)), np.zeros(k), -1.0
     for number in range(passes - 1):
-        top = max(top, pulls(M + u, nu, var, left, inside, pull))
-        f = pull - a
-        new = pull.copy()
-        if number > 0:
-            _accelerate(new, a - last_a, f - last_f, f)
-        last_a, last_f, a = a, f, new
+        top = max(top, pulls(x, nu, var, left, inside, pull))
+        _next(pull, a, last_a, last_f, number > 0)
         u = np.dot(C, a)
-    return M + u, (a * u).sum(0), top
-
-
-@njit(fastmath=FUSED, error_model="numpy")
-@no_type_check
-def _accelerate(new, da, df, f):
-    """new - g (da + df), g = argmin |f - g df| in every column."""
-    n, k = new.shape
-    over, size = np.zeros(k), np.zeros(k)
+        for i in range(n):
+            for j in range(k):
+                x[i, j] = M[i, j] + u[i, j]
     for i in range(n):
         for j in range(k):
-            over[j] += df[i, j] * f[i, j]
-            size[j] += df[i, j] * df[i, j]
-    for j in range(k):
-        over[j] /= max(size[j], 1e-300)
-    for i in range(n):
-        for j in range(k):
-            new[i, j] -= over[j] * (da[i, j] + df[i, j])
+            pulled[j] += a[i, j] * (x[i, j] - M[i, j])
+    return x, pulled, top
 
 
 @njit(fastmath=ANY_ORDER, error_model="numpy")
@@ -115,31 +123,44 @@ def _bound(mu, prior, d):
 def _pairs(C, free, B, third):
     """Rings of two and c3 in every column; how B and `free`, its limit, make rings of two."""
     n, k = B.shape
-    both = np.empty((n, k + 1))
-    both[:, :k], both[:, k] = B, free
-    square = C * C
-    pairs, cubes = np.dot(square, both), np.dot(square * C, third)
-    added, shared = np.zeros(k), np.zeros(k)
+    both, square, cube = np.empty((n, k + 1)), np.empty((n, n)), np.empty((n, n))
     for i in range(n):
+        both[i, k] = free[i]
+        for j in range(k):
+            both[i, j] = B[i, j]
+        for j in range(n):
+            square[i, j] = C[i, j] * C[i, j]
+            cube[i, j] = square[i, j] * C[i, j]
+    pairs, cubes = np.dot(square, both), np.dot(cube, third)
+    added, shared, limit = np.zeros(k), np.zeros(k), 0.0
+    for i in range(n):
+        limit += free[i] * pairs[i, k] / 4
         for j in range(k):
             added[j] += B[i, j] * pairs[i, j] / 4 + third[i, j] * cubes[i, j] / 12
             shared[j] += B[i, j] * pairs[i, k] / 4
-    return added, shared, (free * pairs[:, k]).sum() / 4
+    return added, shared, limit
 
 
 @njit(error_model="numpy")
 @no_type_check
-def _profile(C, at, mean, moved, sites, passes):
+def _profile(C, at, s, mean, moved, sites, passes):
     """log E[prod_i r_i] but for rings of more than two, those that B makes, and the largest t."""
     tau, nu, var, left = sites
     n, k = len(mean), len(at)
-    inside = np.ones(n, dtype=np.bool_)
-    M = mean.reshape(n, 1) + moved.reshape(n, 1) * at
+    inside, free, M = np.ones(n, dtype=np.bool_), np.empty(n), np.empty((n, k))
+    for i in range(n):
+        free[i] = tau[i] / left[i]
+        for j in range(k):
+            M[i, j] = mean[i] + moved[i] * (at[j] - s)
     x, pulled, top = solved(C, M, nu, var, left, inside, passes)
     value, a, B, third = np.empty((n, k)), np.empty((n, k)), np.empty((n, k)), np.empty((n, k))
     bends(x, nu, var, left, inside, value, a, B, third)
-    added, shared, free = _pairs(C, tau / left, B, third)
-    return value.sum(0) - pulled / 2 + added, shared, free, top
+    f, shared, limit = _pairs(C, free, B, third)
+    for j in range(k):
+        f[j] -= pulled[j] / 2
+        for i in range(n):
+            f[j] += value[i, j]
+    return f, shared, limit, top
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -159,7 +180,7 @@ def over_effect(V, tau, nu, mean, mu, prior, s, log_gauss, log_p, effect, rule, 
         # log|I + S T| / 2 = -lZG + (nu'mhat + mu'(nu - T mhat)) / 2
         whole += (nu[i] * mean[i] + mu[i] * pull + math.log(left[i])) / 2
     at, log_ds = nodes(s, fall, effect, rule)
-    f, shared, free, top = _profile(C, at - s, mean, moved, (tau, nu, var, left), passes)
+    f, shared, free, top = _profile(C, at, s, mean, moved, (tau, nu, var, left), passes)
     more = np.empty(len(at))
     for j in range(len(at)):
         d = at[j] - s
@@ -171,7 +192,11 @@ def over_effect(V, tau, nu, mean, mu, prior, s, log_gauss, log_p, effect, rule, 
         f[j] = min(max(f[j], log_p) if d < 0 else f[j], most)
         # N(s; 0, tau^2) exp f(s) ds
         f[j] += log_ds[j] - (at[j] / effect) ** 2 / 2 - math.log(effect * math.sqrt(2 * math.pi))
-    largest = f.max()
-    weight = np.exp(f - largest)
-    total = weight.sum()
-    return largest + math.log(total), (weight * np.abs(more)).sum() / total, top
+    largest, total, spent = -math.inf, 0.0, 0.0
+    for j in range(len(at)):
+        largest = max(largest, f[j])
+    for j in range(len(at)):
+        weight = math.exp(f[j] - largest)
+        total += weight
+        spent += weight * abs(more[j])
+    return largest + math.log(total), spent / total, top

@@ -162,11 +162,13 @@ def pull(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float | Tensor, Floa
     return summed(problem, lambda piece: piece.pull(w, problem.c))
 
 
+def _of_lane(terms: Callable[[Piece], Terms], pieces: Sequence[Piece]) -> Terms:
+    return functools.reduce(_add, map(terms, pieces))
+
+
 def summed(problem: Problem, terms: Callable[[Piece], Terms]) -> Terms:
     """The terms that the pieces of the cohort give, added up."""
-
-    def one_lane(pieces: Sequence[Piece]) -> Terms:
-        return functools.reduce(_add, map(terms, pieces))
+    one_lane = functools.partial(_of_lane, terms)
 
     on_cpu = problem.R.device.type == "cpu"
     side_by_side = on_cpu and len(problem.chunks) >= SIDE_BY_SIDE

@@ -181,14 +181,11 @@ def _pulls(
     far_row = is_far[row]
     near_q = torch.where(is_far, -1.0, log_q)
     near_p = log_not(near_q)
-
-    def pull(log_scale: Tensor) -> Tensor:
-        # h times a number per bag; in the far tail, where q = 1 to the last digit, rho itself
-        return torch.where(far_row, far.rho, torch.exp(log_scale)[row] * h)
-
     # rho = r h, r = q / (1 - q); rho / sqrt(q) stays finite as q -> 0
-    pulls = pull(near_q - near_p), pull(near_q / 2 - near_p), pull(-near_p)
-    return torch.where(is_far, far.log_p, near_p), *pulls, far, far_row
+    per_bag = near_q - near_p, near_q / 2 - near_p, -near_p
+    # h times a number per bag; in the far tail, where q = 1 to the last digit, rho itself
+    rho, by_root, by_q = (torch.where(far_row, far.rho, torch.exp(r)[row] * h) for r in per_bag)
+    return torch.where(is_far, far.log_p, near_p), rho, by_root, by_q, far, far_row
 
 
 def expectations(

@@ -6,7 +6,7 @@ instances only the sum and the number nearest to each centre, so it can run wher
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -103,11 +103,12 @@ def seeds(few: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
 def tally_all(x: Float[Tensor, "n d"], centres: Float[Tensor, "k d"]) -> "Tally":
     """`tally` of all points, block by block."""
     blocks = x.split(len(x) if x.is_cuda else BLOCK)
-
-    def one_lane(lane: Sequence[Tensor]) -> Tally:
-        return functools.reduce(merge, (tally(block, centres) for block in lane))
-
-    return in_lanes(blocks, one_lane, merge, side_by_side=not x.is_cuda)
+    return in_lanes(
+        blocks,
+        lambda lane: functools.reduce(merge, (tally(block, centres) for block in lane)),
+        merge,
+        side_by_side=not x.is_cuda,
+    )
 
 
 def seed_points(n: int, k: int, seed: int) -> Int[np.ndarray, " m"]:
