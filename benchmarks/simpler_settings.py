@@ -6,7 +6,7 @@
 Per cohort: a search with everything free, one with lambda = 0 and one with tau = 0 (each with the
 whole budget), the mean difference of their scores per bag and its standard error. What a fit keeps
 follows from them by `simpler.NEEDED`: lambda of bags with positions, tau of bags without. Without
---sets the five real cohorts, some four minutes of one core; 150 simulated slides take as long.
+--sets the five real cohorts, some four minutes of one core; the simulated slides take as long.
 """
 
 import argparse
