@@ -202,21 +202,7 @@ def test_a_slide_alone_is_what_it_is_among_others(model, cohort):
     np.testing.assert_allclose(alone, together[:3], atol=1e-10)
 
 
-# --- Leaving bags out, and learning ---------------------------------------------------------------
-
-
-def test_leaving_a_bag_out_is_refitting_without_it(model, cohort, inducing):
-    quick = model.leave_one_bag_out(cohort)
-    slow = np.empty(len(cohort))
-    context = model._context(torch.device("cpu"))
-    for b in range(len(cohort)):
-        rest = cohort[np.arange(len(cohort)) != b]
-        again = pri(**NUMBERS, inducing=inducing, slide_effect=TAU)
-        again._context = lambda device: context  # where slides lie, and the points, stay
-        p = again.fit(rest).predict_proba(cohort[b])[0]
-        slow[b] = np.log(p[cohort.labels[b]])
-    assert abs(quick.mean() - slow.mean()) < 0.02
-    assert np.corrcoef(quick, slow)[0, 1] > 0.998
+# --- Leaving bags out (refits: inference/test_leave_groups.py), and learning ----------------------
 
 
 def tuning_cohort(cohort, inducing):

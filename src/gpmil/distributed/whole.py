@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpmil.data.bags import Bags
 from gpmil.distributed.partition import Facts, Partition, Plan
+from gpmil.inference import leave_patients
 from gpmil.inference import solvers as inference
 from gpmil.inference.solvers import Problem
 from gpmil.inference.stores import Gathered
@@ -30,6 +31,7 @@ class WholeCohort:
     ):
         self.bags, self.partition = bags, Partition(bags, device=str(device))
         self.partition.bags = bags  # looked at already: a file is not read for that again
+        self._plan: Plan | None = None
         if labels is not None:
             self.take_labels(labels)
 
@@ -65,6 +67,7 @@ class WholeCohort:
 
     def problem(self, plan: Plan, c: float, device: torch.device) -> Problem:
         """The training cohort as inference sees it."""
+        self._plan = plan
         gram, trace = self.partition.gather(plan)
         found = Gathered(gram.to(device), trace)
         return inference.assemble(self.partition.pieces, found, c, self.bags.n_instances)
@@ -84,8 +87,16 @@ class WholeCohort:
         groups: Shaped[np.ndarray, " B"],
     ) -> Float[np.ndarray, " B"]:
         """log p(y_b) of every bag under the fit without any bag of its group."""
+
+        def alone(chosen: Int[np.ndarray, " k"]) -> Problem:
+            assert self._plan is not None and self.partition.positive is not None
+            some = WholeCohort(self.bags[chosen], self.partition.device)
+            some.partition.take_labels(self.partition.positive[chosen])
+            return some.problem(self._plan, problem.c, problem.R.device)
+
         padded = self.partition.padded
-        return inference.leave_one_group_out(problem, padded, groups, w, direct).cpu().numpy()
+        found = leave_patients.leave_one_group_out(problem, padded, alone, groups, w, direct)
+        return found.cpu().numpy()
 
     def suspects(self, q: Posterior, c: float) -> Suspects:
         """Patches of positive bags where inducing points may be wanted, after a first fit."""

@@ -11,7 +11,8 @@ and to its Jacobian J, one Newton step of the problem without group g ends at
     n_b = W'(E - mu),  N_b = W'(I - D)H     at the paper's fixed point,
 
 and bag b of g is predicted with mu_b = c + H w_-g and R_-g in S_b. First come the sums of some
-groups (a `Parcel`: memory stays bounded), then the scores of their bags.
+groups (a `Parcel`: memory stays bounded), then the scores of their bags. The step is short where a
+group says much that no other bag says: a solver can go on from where it ends (leave_patients.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,10 @@ from gpmil.inference import leave_out
 from gpmil.inference.leave_out import Bag, Mean, Optimum
 from gpmil.moments.coupled import cut_slope
 
+# A step that promises the bound less than half of this ends near enough: log likelihoods of bags
+# were off by .001 on average and .005 at most, above 1 by .09 to 1.7 and 8.5 (20 and 50 patients
+# with three simulated slides each).
+SMALL = 0.1
 ELEMENTS = 2**21  # numbers in M x M matrices of groups (or of bags) held at once: 16 MB each
 
 
@@ -76,6 +81,8 @@ class Shares(NamedTuple):
 # chosen bags in batches, with their numbers
 Padded = Callable[[Int[np.ndarray, " k"]], Iterable[tuple[Int[np.ndarray, " b"], Bag]]]
 Share = Callable[[Bag, Optimum], Shares]  # of every bag
+# the optimum without chosen bags, from a w near it
+Settle = Callable[[Int[np.ndarray, " k"], Float[Tensor, " M"]], Float[Tensor, " M"]]
 
 
 def share_of_bound(bag: Bag, at: Optimum) -> Shares:
@@ -148,6 +155,11 @@ class Leaves(NamedTuple):
         return Shares(*(collected(x) for x in self.sums))
 
 
+def decrement(total: Shares, at: Optimum, left: Without) -> Float[Tensor, " g"]:
+    """n'(J - N)^-1 n, twice the rise that the step promises the bound without the group."""
+    return (total.n * (at.w - left.w)).sum(-1)
+
+
 def collected(x: Tensor) -> Tensor:
     """What was collected; zero where the score does not depend on x."""
     return torch.zeros_like(x) if x.grad is None else x.grad
@@ -162,9 +174,17 @@ def predicted(
 
 
 def scores_without(
-    padded: Padded, groups: Shaped[np.ndarray, " B"], at: Optimum, mean: Mean, share: Share
+    padded: Padded,
+    groups: Shaped[np.ndarray, " B"],
+    at: Optimum,
+    mean: Mean,
+    share: Share,
+    settle: Settle | None = None,
 ) -> Float[Tensor, " B"]:
-    """log p(y_b) of every bag under the fit without its group."""
+    """log p(y_b) of every bag under the fit without its group.
+
+    `settle` goes on from where one step ends, for groups that are not `SMALL`.
+    """
     out = torch.full((len(groups),), torch.nan, dtype=torch.float64)
     for parcel in parcels(groups, len(groups), len(at.w)):
         if parcel.group is None:
@@ -172,10 +192,24 @@ def scores_without(
                 out[numbers] = leave_out.scores_without(bag, at, mean).cpu()
             continue
         of_bags = ((group, share(bag, at)) for _, group, bag in _batches(parcel, padded))
-        left = without(summed(parcel.n_groups, of_bags), at)
+        total = summed(parcel.n_groups, of_bags)
+        left = without(total, at)
+        if settle is not None:
+            left = settled(parcel, decrement(total, at, left), left, settle)
         for numbers, group, bag in _batches(parcel, padded):
             out[numbers] = leave_out.scores(bag, *predicted(bag, group, at.c, left)).cpu()
     return out
+
+
+def settled(
+    parcel: Parcel, promised: Float[Tensor, " g"], left: Without, settle: Settle
+) -> Without:
+    """The same with w at the optimum without the group, for groups that are not `SMALL`."""
+    assert parcel.group is not None
+    w = left.w.clone()
+    for g in np.flatnonzero((promised.abs() > SMALL).cpu().numpy()):
+        w[g] = settle(parcel.bags[parcel.group == g], left.w[g])
+    return left._replace(w=w)
 
 
 def _batches(parcel: Parcel, padded: Padded) -> Iterator[tuple[np.ndarray, Tensor, Bag]]:

@@ -20,13 +20,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import scipy.sparse as sp
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from gpmil.fast.lanes import in_lanes
-from gpmil.inference import fused, leave_groups, leave_out
-from gpmil.inference.leave_groups import Padded
+from gpmil.inference import fused, leave_out
 from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk, Piece
 from gpmil.inference.stores import Gathered, Source, gather
@@ -57,6 +56,7 @@ class Problem:
     n_instances: int
     constant: float  # of the collapsed bound
     share: float = 1.0  # of the cohort that the pieces are; the prior on w weighs as much
+    less: Sequence[Piece] = ()  # bags of the pieces that do not count
 
     def solve_R(self, x: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
         """R^-1 x."""
@@ -172,7 +172,10 @@ def summed(problem: Problem, terms: Callable[[Piece], Terms]) -> Terms:
 
     on_cpu = problem.R.device.type == "cpu"
     side_by_side = on_cpu and len(problem.chunks) >= SIDE_BY_SIDE
-    return in_lanes(problem.chunks, one_lane, _add, side_by_side)
+    found = in_lanes(problem.chunks, one_lane, _add, side_by_side)
+    if not problem.less:
+        return found
+    return cast(Terms, tuple(x - y for x, y in zip(found, one_lane(problem.less))))
 
 
 def _add(a: Terms, b: Terms) -> Terms:
@@ -187,16 +190,19 @@ def newton(
     max_iter: int,
     tol: float,
     expectation: Float[Tensor, " N"] | None = None,
+    start: Float[Tensor, " M"] | None = None,
 ) -> Solution:
     """The fixed point F(w) = W'(E(w) - c) - R w = 0 by Newton steps after a few sweeps.
 
-    Starts at E[m] = 1 in positive bags and -1 in negative ones, or at a given E[m]. A step that
-    does not bring the residual down even when shortened is replaced by plain sweeps, which
+    Starts at E[m] = 1 in positive bags and -1 in negative ones, or at a given E[m] or w. A step
+    that does not bring the residual down even when shortened is replaced by plain sweeps, which
     contract. One more step is taken once the residual is below `tol`: where the problem is stiff
     w is then still off by a hundred times as much.
     """
-    w = signed(problem) if expectation is None else weights(problem, expectation)
-    w = _plain(problem, w)
+    if start is None:
+        w = signed(problem) if expectation is None else weights(problem, expectation)
+        start = _plain(problem, w)
+    w = start
     F, slope, value = fixed_point(problem, w)
     residual, trace = relative(F, problem.R @ w), [value]
     for step in range(1, max_iter + 1):
@@ -380,18 +386,6 @@ def leave_one_bag_out(
     found = [(numbers, leave_out.scores_without(bag, at, mean)) for numbers, bag in bags]
     order = np.argsort(np.concatenate([numbers for numbers, _ in found]))
     return torch.cat([scores for _, scores in found])[torch.from_numpy(order)]
-
-
-def leave_one_group_out(
-    problem: Problem, padded: Padded, groups: Shaped[np.ndarray, " B"], w: Tensor, direct: bool
-) -> Float[Tensor, " B"]:
-    """The same under the fit without any bag of its group; `padded` gives chosen bags."""
-    at, mean = without_each_bag(problem, w, direct)
-    coupled = any(piece.likelihood.moments_are_gradient for piece in problem.chunks)
-    share: leave_groups.Share = leave_groups.share_of_bound
-    if not direct or coupled:
-        share = functools.partial(leave_groups.share_of_fixed_point, coupled=coupled)
-    return leave_groups.scores_without(padded, groups, at, mean, share)
 
 
 def without_each_bag(

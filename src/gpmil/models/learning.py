@@ -353,7 +353,10 @@ class TunedGP(FittedGP):
         return self._leave_out(bags, y, patients=False)
 
     def leave_one_patient_out(self, bags, y=None) -> Float[np.ndarray, " B"]:
-        """The same under the fit without any bag of its patient (`bags.groups`)."""
+        """The same under the fit without any bag of its patient (`bags.groups`).
+
+        Where one Newton step is short of the fit without a patient, the solver goes on from there.
+        """
         return self._leave_out(bags, y, patients=True)
 
     def _leave_out(self, bags, y, patients: bool) -> Float[np.ndarray, " B"]:
