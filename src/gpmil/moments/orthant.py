@@ -222,6 +222,8 @@ def _over_values(
     # where no constraint counts there is neither slope nor bend
     size = pi * sites.nu.abs().sum(1)
     counts = size > NOTHING * size.amax(-1, keepdim=True)
+    share, one = over.shares(torch.where(way.mask[..., None], G, 0.0)), way.mask[..., None].double()
+    G = torch.cat([G - one * share[:, None], one], -1)
     slopes = G.new_zeros(len(G), G.shape[-1], pi.shape[-1])
     bend = G.new_zeros(len(G), G.shape[-1], G.shape[-1])
     for j in torch.nonzero(counts.any(0)).flatten().tolist():
@@ -229,9 +231,7 @@ def _over_values(
         X, white = _whitened(at, way.mu + over.further[:, j, None], way.cov, way.mask, G)
         slopes[..., j] = (X.mT @ white)[..., 0] * here
         bend += (pi[:, j, None] * here)[..., None] * (X.mT @ X)
-    slope = matvec(slopes, pi)
-    apart = slopes - slope[..., None]
-    return slope, bend - (pi[:, None, :] * apart) @ apart.mT
+    return over.joined(share, slopes, bend)
 
 
 def slope(

@@ -153,10 +153,37 @@ class OverEffect(NamedTuple):
     weight: Float[Tensor, "b k"]  # of the values, given all m < 0; they sum to one
     further: Float[Tensor, "b k"]  # how far they are from s*
     terms: "Terms"  # what the patches do at each
+    effect: float
 
     def pulls(self, sites: Sites) -> Columns:
         """d f / d mu = nu - T E[m] at each of them, where these are the sites."""
         return sites.nu - sites.tau * self.terms.means(sites, self.terms.M)
+
+    def shares(self, G: Float[Tensor, "b n k"]) -> Float[Tensor, "b k"]:
+        """How far every direction moves all patches together, as far as their pulls at s* see.
+
+        Any share will do in `joined`; less of it where tau is small and s / tau^2 is not.
+        """
+        at = self.terms.at
+        pull = at.sites.nu - at.sites.tau * at.gauss.mean
+        share = (pull[..., None] * G).sum(1) / pull.sum(-1, keepdim=True).clamp(max=-1e-300)
+        return share * (self.effect**4 / (1 + self.effect**4))
+
+    def joined(self, share: Tensor, slopes: Tensor, bends: Tensor) -> tuple[Tensor, Tensor]:
+        """Slope and bend along G from [G - 1 share', 1]: slopes at every value, mean of the bends.
+
+        1 moves m as the effect does. There a bend is a small difference of large ones, and is
+        better taken by parts: P_x1 / P = sum_j pi_j s_j / tau^2 slope_j.
+        """
+        pi, s = self.weight[:, None], self.terms.at.s[:, None, None] + self.further[:, None]
+        every = slopes[:, :-1] + share[..., None] * slopes[:, -1:]
+        slope, by_s = (every * pi).sum(-1), (every * pi * s).sum(-1) / self.effect**2
+        twice = (slopes[:, -1:] * pi * s).sum(-1)[..., None] / self.effect**2
+        # second derivatives over P
+        rest = ((slopes * pi) @ slopes.mT - bends)[:, :-1, :-1]
+        both = share[..., None] * by_s[:, None]
+        second = rest + both + both.mT - twice * share[..., None] * share[:, None]
+        return slope, slope[..., None] * slope[:, None] - second
 
 
 def integrate(
@@ -183,7 +210,7 @@ def integrate(
     log_p = torch.logsumexp(log_w, -1)
     weight = torch.exp(log_w - log_p[:, None])
     error = at.error + FLOOR + SHARE_OF_RINGS * (weight * left_out.abs()).sum(-1)
-    return OverEffect(log_p, error, weight, d, terms)
+    return OverEffect(log_p, error, weight, d, terms, effect)
 
 
 def quick(found: EP, at: AtOne, effect: float) -> tuple[float, float] | None:

@@ -204,21 +204,23 @@ class LargeSlide:
         """
         tau, nu = over.terms.sites()
         pi, tau = over.weight[0], torch.maximum(tau, (FLOOR / ran.variance)[..., None])
-        share, many = _together(pi, tau[0].sum(0))
-        some = Sites(tau @ share, nu @ share)
-        tau, nu, M = (torch.cat([x, x @ share], -1) for x in (tau, nu, over.terms.M))
+        own, many = _together(pi, tau[0].sum(0))
+        some = Sites(tau @ own, nu @ own)
+        tau, nu, M = (torch.cat([x, x @ own], -1) for x in (tau, nu, over.terms.M))
         g = nu - tau * over.terms.means(Sites(tau, nu), M)
+        order = self.problem.order
+        share = over.shares(self.problem.smooth(PG[order])[None])
+        PG = torch.cat([PG - share, torch.ones_like(PG[:, :1])], 1)  # P 1 = 1
         # G'g = (P G)' Sigma g
-        slopes = PG[self.problem.order].mT @ self.problem.smooth(g[0])
+        slopes = PG[order].mT @ self.problem.smooth(g[0])
         slopes, theirs = slopes[:, : len(pi)], slopes[:, len(pi) :]
-        slope = slopes @ pi
-        apart = slopes - slope[:, None]
-        bend = -(pi * apart) @ apart.mT
-        for j, mu in enumerate(ran.mu + (over.further[0] @ share)[:, None]):
+        more, bend = PG.new_zeros(len(slopes)), PG.new_zeros(len(slopes), len(slopes))
+        for j, mu in enumerate(ran.mu + (over.further[0] @ own)[:, None]):
             exact = self._exact(mu, Sites(some.tau[..., j], some.nu[..., j]), PG)
-            slope = slope + many[j] * (exact.slope - theirs[:, j])
+            more += many[j] * (exact.slope - theirs[:, j])
             bend += many[j] * exact.bend
-        return slope, bend
+        slope, bend = (x[0] for x in over.joined(share, slopes[None], bend[None]))
+        return slope + more[:-1] + share[0] * more[-1], bend
 
     def _settle(
         self, log_p: Tensor, error: Tensor, mu: Tensor, variance: Tensor, seed: int
