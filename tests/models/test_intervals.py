@@ -44,6 +44,24 @@ def test_ends_are_quantiles_of_many_draws(coupling, wide, new_slides):
         assert np.abs(np.array([low[b], high[b]]) - q).max() < 0.15 * (q[1] - q[0])
 
 
+@pytest.mark.parametrize("effect", [0.7, 3.0])
+def test_ends_with_a_slide_effect_are_quantiles_of_draws(effect, new_slides, monkeypatch):
+    model = a_model(1.0, True, slide_effect=effect)
+    few = gpmil.Bags.from_arrays(
+        [new_slides[b].features[:12] for b in range(2)],
+        coords=[np.stack(np.divmod(np.arange(12), 4), 1)] * 2,
+        step=1,
+    )
+    ends = np.stack(model.predict_interval(few, level=0.8))
+    for b in range(2):
+        draws = interval_twin.drawn_with_effect(model, few[b])
+        # 500 draws have an error of 0.013
+        assert (draws < ends[0, b]).mean() == pytest.approx(0.1, abs=0.04)
+        assert (draws < ends[1, b]).mean() == pytest.approx(0.9, abs=0.04)
+    monkeypatch.setattr(fitted, "LARGE", 3)
+    assert np.abs(np.stack(model.predict_interval(few, level=0.8)) - ends).max() < 0.01
+
+
 def test_ends_without_ep(new_slides):
     model = a_model(2.0, True)
     few = gpmil.Bags.from_arrays(

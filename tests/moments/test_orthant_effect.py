@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from oracles.orthant import batch, slide
+from oracles.orthant import batch, equicorrelated, slide
 from scipy.interpolate import CubicSpline
 from scipy.special import log_ndtr, logsumexp
 
 from gpmil.moments import orthant, orthant_effect
 from gpmil.moments.ep import ep
-from gpmil.moments.orthant import log_orthant
+from gpmil.moments.orthant import expand, log_orthant, slope
 
 # mean, variance and length as in test_orthant.py; none symmetric about zero
 SETTINGS = [
@@ -117,3 +117,73 @@ def test_padding_adds_nothing():
         alone = with_effect(*bag, 1.7)
         assert float(together.log_p[b]) == pytest.approx(float(alone.log_p), rel=1e-8)
         assert float(together.error[b]) == pytest.approx(float(alone.error), rel=1e-6)
+
+
+# --- How log P changes with the mean --------------------------------------------------------------
+
+
+def differences(log_p, mu, G, h):
+    """log P, its slope and minus its second derivatives at mu + G x, x = (0, 0)."""
+    at = {(a, b): log_p(mu + h * G @ np.array([a, b])) for a in (-1, 0, 1) for b in (-1, 0, 1)}
+    first = np.array([at[1, 0] - at[-1, 0], at[0, 1] - at[0, -1]]) / (2 * h)
+    mixed = (at[1, 1] + at[-1, -1] - at[1, -1] - at[-1, 1]) / 4
+    own = [at[1, 0] + at[-1, 0] - 2 * at[0, 0], at[0, 1] + at[0, -1] - 2 * at[0, 0]]
+    return at[0, 0], first, -np.array([[own[0], mixed], [mixed, own[1]]]) / h**2
+
+
+def expanded(mu, cov, G, effect):
+    given = (*batch(mu, cov + effect**2), torch.ones(1, len(mu), dtype=torch.bool))
+    found = expand(*given, torch.from_numpy(G)[None], effect=effect)
+    assert torch.equal(found.value.log_p, log_orthant(*given, effect=effect).log_p)
+    cheap = slope(*given, torch.from_numpy(G)[None], effect=effect)
+    return (float(found.value.log_p), *(x[0].numpy() for x in (*found[1:], cheap)))
+
+
+def assert_close(found, exact, first, second):
+    _, slope, bend, cheap = found
+    size = np.abs(exact[1]).max()
+    assert np.abs(slope - exact[1]).max() < first * size
+    assert np.abs(cheap - slope).max() < 1e-3 * size
+    assert np.abs(bend - exact[2]).max() < second * np.abs(exact[2]).max()
+
+
+@pytest.mark.parametrize("effect", [0.3, 1.1, 3.0])
+@pytest.mark.parametrize("shift", [-3.1, 0.0])
+def test_expansion_of_equally_correlated_patches_is_that_of_the_integral(effect, shift):
+    rng, rho = np.random.default_rng(8), 0.4
+    mu, G = rng.normal(-0.8 + shift, 0.5, 9), 0.4 * rng.normal(0.3, 1, (9, 2))
+    sd = np.sqrt(1 + effect**2)
+    exact = differences(lambda m: equicorrelated(m / sd, (rho + effect**2) / sd**2), mu, G, 0.05)
+    found = expanded(mu, rho + (1 - rho) * np.eye(9), G, effect)
+    assert np.exp(found[0]) == pytest.approx(np.exp(exact[0]), abs=2e-3)
+    assert_close(found, exact, 0.03, 0.1)
+
+
+@pytest.mark.parametrize("effect", [0.3, 3.0])
+def test_expansion_of_coupled_patches_is_that_of_the_sum(effect):
+    mu, cov = slide(3, 5, 1.0, **SETTINGS[1], seed=4)
+    G = 0.3 * np.random.default_rng(1).normal(0.4, 1, (15, 2))
+    exact = differences(lambda m: summed(m, cov, effect), mu, G, 0.1)
+    assert_close(expanded(mu, cov, G, effect), exact, 0.03, 0.1)
+
+
+def test_expansion_without_an_effect_is_the_limit():
+    mu, cov = slide(3, 5, 1.0, **SETTINGS[0], seed=4)
+    G = 0.3 * np.random.default_rng(1).normal(0.4, 1, (15, 2))
+    found, none = expanded(mu, cov, G, 1e-4), expanded(mu, cov, G, 0.0)
+    for a, b in zip(found, none):
+        assert np.abs(a - b).max() < 6e-3 * np.abs(b).max()  # sites are found to 3e-3
+
+
+def test_padding_adds_nothing_to_an_expansion():
+    mu, cov = batch(*slide(2, 3, 1.0, seed=1, mean=-1.0))
+    G = torch.from_numpy(np.random.default_rng(2).normal(size=(1, 6, 2)))
+    alone = expand(mu, cov + 4, torch.ones(1, 6, dtype=torch.bool), G, effect=2.0)
+    mask = torch.tensor([[True] * 6 + [False] * 2])
+    mu = torch.nn.functional.pad(mu, (0, 2), value=np.nan)
+    cov = torch.nn.functional.pad(cov, (0, 2, 0, 2), value=np.nan)
+    G = torch.nn.functional.pad(G, (0, 0, 0, 2))
+    together = expand(mu, cov + 4, mask, G, effect=2.0)
+    for a, b in zip(together[1:], alone[1:]):
+        np.testing.assert_allclose(a, b, rtol=1e-8)
+    np.testing.assert_allclose(slope(mu, cov + 4, mask, G, effect=2.0), alone.slope, rtol=1e-3)

@@ -37,6 +37,17 @@ def drawn(model, bag, n_draws=2_000, seed=7):
     return np.concatenate([-np.expm1((e.log_p + e.c3).numpy()) for e in found])
 
 
+def drawn_with_effect(model, bag, n_draws=500, seed=7):
+    """The same of a model with a slide effect: a sum over 41 values of it for every draw."""
+    mu, S = given_u(model, bag, n_draws, seed)
+    tau = model.slide_effect_
+    s = np.linspace(-6 * tau, 6 * tau, 41)
+    at = torch.from_numpy((mu[:, None] + s[:, None]).reshape(-1, mu.shape[1]))
+    found = ep(at, torch.from_numpy(S).expand(len(at), -1, -1), tol=1e-3)
+    p = np.exp((found.log_p + found.c3).numpy()).reshape(n_draws, len(s))
+    return 1 - p @ norm.pdf(s, scale=tau) * (s[1] - s[0])
+
+
 def drawn_pair(model, bag, n_draws=2_000, seed=7):
     """The same for a bag of two instances, by quadrature in place of EP."""
     mu, S = given_u(model, bag, n_draws, seed)

@@ -124,12 +124,13 @@ def _dense_ends(
         # any root of G G' will do: the smaller, the cheaper
         G = torch.linalg.qr(G.mT, mode="r").R.mT
     S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT
-    S, mu = (S + S.mT) / 2, c + bag.H @ q.w
+    S, mu, effect = (S + S.mT) / 2, c + bag.H @ q.w, float(bag.effect)
 
     def expand(at: torch.Tensor) -> Expansion:
-        return orthant.expand(mu + (G @ at[:, :, None])[..., 0], S, bag.mask, G)
+        moved = mu + (G @ at[:, :, None])[..., 0]
+        return orthant.expand(moved, S, bag.mask, G, effect=effect)
 
-    return _ends_from_tails(expand, orthant.slope(mu, S, bag.mask, G), below)
+    return _ends_from_tails(expand, orthant.slope(mu, S, bag.mask, G, effect=effect), below)
 
 
 class FittedGP(ContextGP):
@@ -281,7 +282,8 @@ class FittedGP(ContextGP):
 
         Both ends come from the log odds expanded to second order at u that are likely there: no
         draws, a few times the cost of the prediction. On a CPU bags of more than 5,000 instances
-        are expanded once, at the mean of q(u), which takes about as long as predicting them.
+        are expanded once, at the mean of q(u): about as long as predicting them, with a slide
+        effect longer, for three more factorisations.
         `n_draws` draws u in place of that, slowly (the cost grows as the cube of the instances).
         """
         bags = self._check_predictable(bags)
@@ -342,10 +344,14 @@ class FittedGP(ContextGP):
         G, rows = torch.empty_like(PG), part.rows
         mean[rows], variance[rows] = marginal(predictor, part, x[rows])
         G[rows] = part.apply(PG[rows])
-        # diag S0 = diag(S - G G') >= diag Sigma
-        variance[rows] = (variance - G.square().sum(1))[rows].maximum(part.diagonal())
+        # diag S0 = diag(S - G G') >= diag Sigma + tau^2
+        least = part.diagonal() + gp.effect**2
+        variance[rows] = (variance - G.square().sum(1))[rows].maximum(least)
         slide = LargeSlide(
-            sparse_precision(bag.adjacency, strength), W.new_zeros(len(x), 0), *_residual(gp, x, W)
+            sparse_precision(bag.adjacency, strength),
+            W.new_zeros(len(x), 0),
+            *_residual(gp, x, W),
+            effect=gp.effect,
         )
 
         def expand(at: torch.Tensor) -> Expansion:
@@ -415,7 +421,8 @@ class FittedGP(ContextGP):
         gp, q = predictor.gp, self._posterior(CPU)
         W = gp.whiten_bags(x)
         precision = sparse_precision(bag.adjacency, strength)
-        result = log_orthant_large(mean, variance, precision, q.shrink(W).mT, *_residual(gp, x, W))
+        F, rest = q.shrink(W).mT, _residual(gp, x, W)
+        result = log_orthant_large(mean, variance, precision, F, *rest, effect=gp.effect)
         std = variance.sqrt().numpy()
         return float(result.log_p[0]), float(result.error[0]), mean.numpy(), std
 

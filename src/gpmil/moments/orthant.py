@@ -32,13 +32,14 @@ from gpmil.moments.orthant_effect import (
     quick,
 )  # fmt: skip
 from gpmil.moments.sampling import log_union, tilted
-from gpmil.moments.sites import pick
+from gpmil.moments.sites import Sites, matvec, pick
 from gpmil.moments.truncated import log_not
 
 TINY = 2.0**-1022
 TOLERANCE = 3e-3  # of the sites: log P + c3 is then a few 1e-4 off, 1e-3 at coupling 10
 LARGE = 100  # coordinates from which bags are taken one by one on a CPU; below, batches are faster
 RARE = 0.01  # sum_i P(m_i > 0) below which EP's error estimate says nothing about 1 - P
+NOTHING = 1e-6  # of the largest part of a slope: what is smaller is left out
 TAIL = 2e-3  # relative error of 1 - P that needs no sampling
 
 
@@ -120,13 +121,18 @@ class _Way:
 
     def together(self, rows: Bool[Tensor, " b"]) -> "_Found | EP":
         """Some bags."""
+        if self.effect:
+            return _summed(*self.over_effect(rows))
         every = (self.mu, self.cov, self.mask)
-        mu, cov, mask = every if bool(rows.all()) else pick(rows, every)
+        return _run_ep(*(every if bool(rows.all()) else pick(rows, every)))
+
+    def over_effect(self, rows: Bool[Tensor, " b"]) -> tuple[OverEffect, EP]:
+        """The sum over the effect of some bags, and EP at s*."""
+        every = (self.mu, self.cov, self.mask, self.s)
+        mu, cov, mask, s = every if bool(rows.all()) else pick(rows, every)
         found = _run_ep(mu, cov, mask)
-        if not self.effect:
-            return found
-        at = at_one(found, mu, cov, mask, self.s[rows])
-        return _summed(integrate(Profile(at, dense(found.cov)), self.effect), found)
+        at = at_one(found, mu, cov, mask, s)
+        return integrate(Profile(at, dense(found.cov)), self.effect), found
 
 
 def _summed(over: OverEffect, found: EP) -> _Found:
@@ -193,17 +199,46 @@ def expand(
     mask: Bool[Tensor, "b n"],
     G: Float[Tensor, "b n k"],
     *,
+    effect: float = 0.0,
     seed: int = 0,
 ) -> Expansion:
     """log P(all m < 0) as `log_orthant` has it, and how it changes as mu moves along G.
 
     Derivatives are those of EP: the second one is S^-1 (Cov[m | all m < 0] - S) S^-1 of the exact
-    log P, with EP's covariance in place of the exact one.
+    log P, with EP's covariance in place of the exact one; `effect` as there.
     """
+    if effect:
+        way = _Way(mu, cov, mask, effect)
+        over, at = way.over_effect(mask.any(-1))
+        value = _from_ep(_summed(over, at), mu, cov, mask, seed)
+        return Expansion(value, *_over_values(way, over, G))
     found = _run_ep(mu, cov, mask)
     X, white = _whitened(found, mu, cov, mask, G)
     value = _from_ep(found, mu, cov, mask, seed)
     return Expansion(value, (X.mT @ white)[..., 0], X.mT @ X)
+
+
+def _over_values(
+    way: _Way, over: OverEffect, G: Tensor
+) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k k"]]:
+    """Slope and bend where P = sum_j w_j P_j over values of the effect, pi_j = w_j P_j / P:
+
+    slope = sum_j pi_j slope_j,  bend = sum_j pi_j (bend_j - slope_j slope_j') + slope slope'.
+    """
+    sites, pi = over.terms.sites(), over.weight
+    # where no constraint counts there is neither slope nor bend
+    size = pi * sites.nu.abs().sum(1)
+    counts = size > NOTHING * size.amax(-1, keepdim=True)
+    share, one = over.shares(torch.where(way.mask[..., None], G, 0.0)), way.mask[..., None].double()
+    G = torch.cat([G - one * share[:, None], one], -1)
+    slopes = G.new_zeros(len(G), G.shape[-1], pi.shape[-1])
+    bend = G.new_zeros(len(G), G.shape[-1], G.shape[-1])
+    for j in torch.nonzero(counts.any(0)).flatten().tolist():
+        at, here = Sites(sites.tau[..., j], sites.nu[..., j]), counts[:, j, None]
+        X, white = _whitened(at, way.mu + over.further[:, j, None], way.cov, way.mask, G)
+        slopes[..., j] = (X.mT @ white)[..., 0] * here
+        bend += (pi[:, j, None] * here)[..., None] * (X.mT @ X)
+    return over.joined(share, slopes, bend)
 
 
 def slope(
@@ -211,14 +246,19 @@ def slope(
     cov: Float[Tensor, "b n n"],
     mask: Bool[Tensor, "b n"],
     G: Float[Tensor, "b n k"],
+    *,
+    effect: float = 0.0,
 ) -> Float[Tensor, "b k"]:
     """d log P / dx of EP at mu + G x, x = 0."""
+    if effect:
+        over, _ = _Way(mu, cov, mask, effect).over_effect(mask.any(-1))
+        return matvec(G.mT, matvec(over.pulls(over.terms.sites()), over.weight))
     X, white = _whitened(_run_ep(mu, cov, mask), mu, cov, mask, G)
     return (X.mT @ white)[..., 0]
 
 
 def _whitened(
-    found: EP, mu: Tensor, cov: Tensor, mask: Tensor, G: Tensor
+    found: EP | Sites, mu: Tensor, cov: Tensor, mask: Tensor, G: Tensor
 ) -> tuple[Float[Tensor, "b n k"], Float[Tensor, "b n 1"]]:
     """X and z with d log P / dx = X'z and -d2 log P / dx2 = X'X.
 

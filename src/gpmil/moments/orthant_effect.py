@@ -38,7 +38,7 @@ from gpmil.fast import compiled
 from gpmil.moments.effect_nodes import SEARCH, find_mode
 from gpmil.moments.ep import EP
 from gpmil.moments.given_effect import Patches, all_below
-from gpmil.moments.sites import Gauss, Sites, cumulants
+from gpmil.moments.sites import Cavity, Gauss, Sites, cumulants, new_sites
 from gpmil.moments.truncated import upper_tail, variance_ratio
 
 # Nodes lie STEP apart on the scale of the integrand, so many on either side of s*
@@ -48,6 +48,7 @@ FAR = 4.8  # so many tau left of zero they end
 # s* is looked for up to so many widths right of the mode and so many tau right of zero
 REACH, MOST, HALVINGS = 6.0, 3.0, 8
 PASSES = 4  # to the pulls a; the sum of the trees is stationary in them
+CLOSE, MOST_STEPS = 1e-4, 60  # of the conjugate gradients
 # What the nodes and sites found to 3e-3 leave; and of the rings, which are summed in part.
 FLOOR, SHARE_OF_RINGS = 1e-4, 0.1
 
@@ -105,8 +106,7 @@ class AtOne(NamedTuple):
     variance: Float[Tensor, "b n"]  # diagonal of S
     sites: Sites
     gauss: Gauss
-    log_p: Float[Tensor, " b"]  # f(s), corrected
-    error: Float[Tensor, " b"]  # its error
+    error: Float[Tensor, " b"]  # of log P
     mask: Bool[Tensor, "b n"]
 
 
@@ -120,7 +120,6 @@ def at_one(found: EP, mu: Tensor, cov: Tensor, mask: Tensor, s: Float[Tensor, " 
         torch.where(mask, cov.diagonal(dim1=-2, dim2=-1), 1.0),
         Sites(found.tau, found.nu),
         Gauss(found.mean, var, left, found.log_gauss),
-        found.log_p + found.c3,
         found.error,
         mask,
     )
@@ -151,8 +150,45 @@ class OverEffect(NamedTuple):
 
     log_p: Float[Tensor, " b"]
     error: Float[Tensor, " b"]
-    s: Float[Tensor, "b k"]
     weight: Float[Tensor, "b k"]  # of the values, given all m < 0; they sum to one
+    further: Float[Tensor, "b k"]  # how far they are from s*
+    terms: "Terms"  # what the patches do at each
+    effect: float
+
+    @property
+    def s(self) -> Float[Tensor, "b k"]:
+        """The values themselves."""
+        return self.terms.at.s[:, None] + self.further
+
+    def pulls(self, sites: Sites) -> Columns:
+        """d f / d mu = nu - T E[m] at each of them, where these are the sites."""
+        return sites.nu - sites.tau * self.terms.means(sites, self.terms.M)
+
+    def shares(self, G: Float[Tensor, "b n k"]) -> Float[Tensor, "b k"]:
+        """How far every direction moves all patches together, as far as their pulls at s* see.
+
+        Any share will do in `joined`; less of it where tau is small and s / tau^2 is not.
+        """
+        at = self.terms.at
+        pull = at.sites.nu - at.sites.tau * at.gauss.mean
+        share = (pull[..., None] * G).sum(1) / pull.sum(-1, keepdim=True).clamp(max=-1e-300)
+        return share * (self.effect**4 / (1 + self.effect**4))
+
+    def joined(self, share: Tensor, slopes: Tensor, bends: Tensor) -> tuple[Tensor, Tensor]:
+        """Slope and bend along G from [G - 1 share', 1]: slopes at every value, mean of the bends.
+
+        1 moves m as the effect does. There a bend is a small difference of large ones, and is
+        better taken by parts: P_x1 / P = sum_j pi_j s_j / tau^2 slope_j.
+        """
+        pi, s = self.weight[:, None], self.terms.at.s[:, None, None] + self.further[:, None]
+        every = slopes[:, :-1] + share[..., None] * slopes[:, -1:]
+        slope, by_s = (every * pi).sum(-1), (every * pi * s).sum(-1) / self.effect**2
+        twice = (slopes[:, -1:] * pi * s).sum(-1)[..., None] / self.effect**2
+        # second derivatives over P
+        rest = ((slopes * pi) @ slopes.mT - bends)[:, :-1, :-1]
+        both = share[..., None] * by_s[:, None]
+        second = rest + both + both.mT - twice * share[..., None] * share[:, None]
+        return slope, slope[..., None] * slope[:, None] - second
 
 
 class Profile:
@@ -173,27 +209,37 @@ class Profile:
         M = self.at.gauss.mean[..., None] + self.moved[..., None] * d[:, None, :]
         return Terms(self.at, self.correlations, M)
 
-    def value(self, s: Float[Tensor, "b k"], terms: "Terms") -> tuple[Tensor, Tensor]:
-        """f(s), and the rings of more than two in it."""
+    def value(
+        self, s: Float[Tensor, "b k"], terms: "Terms", here: Float[Tensor, "b 1"] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """f(s), and the rings of more than two in it; `here` is f(s*), else found among s."""
         d = s - self.at.s[:, None]
         f = self.at.gauss.log_gauss[:, None] + self.rise[:, None] * d
         f = f - self.fall[:, None] * d.square() / 2
         rings, left_out = terms.rings()
         f = f + terms.trees + rings + terms.c3
-        return _kept_in_bounds(self.at, f, d, self.rise), left_out
+        here = f[:, BEFORE, None] if here is None else here
+        return _kept_in_bounds(self.at, f, d, self.rise, here), left_out
 
 
-def integrate(profile: Profile, effect: float) -> OverEffect:
-    """Sum over the effect."""
+def integrate(
+    profile: Profile,
+    effect: float,
+    more: Callable[["Terms"], Float[Tensor, "b k"]] | None = None,
+) -> OverEffect:
+    """Sum over the effect; `more` is to be added to f."""
     at = profile.at
     s, log_ds = _nodes(at.s, profile.fall, effect)
-    f, left_out = profile.value(s, profile.terms(s))
+    terms = profile.terms(s)
+    f, left_out = profile.value(s, terms)
+    if more is not None:
+        f = f + more(terms)
     # N(s; 0, tau^2) exp f(s) ds
     log_w = f - (s / effect).square() / 2 + log_ds - math.log(effect * math.sqrt(2 * math.pi))
     log_p = torch.logsumexp(log_w, -1)
     weight = torch.exp(log_w - log_p[:, None])
     error = at.error + FLOOR + SHARE_OF_RINGS * (weight * left_out.abs()).sum(-1)
-    return OverEffect(log_p, error, s, weight)
+    return OverEffect(log_p, error, weight, s - at.s[:, None], terms, effect)
 
 
 def quick(found: EP, at: AtOne, effect: float) -> tuple[float, float] | None:
@@ -202,7 +248,7 @@ def quick(found: EP, at: AtOne, effect: float) -> tuple[float, float] | None:
     if kernel is None or at.s.is_cuda:
         return None
     arrays = (x[0].numpy() for x in (found.cov, *at.sites, found.mean, at.mu, at.variance))
-    numbers = (float(x) for x in (at.s, found.log_gauss, at.log_p))
+    numbers = (float(x) for x in (at.s, found.log_gauss, found.log_p + found.c3))
     rule = (STEP, float(BEFORE), float(AFTER), BROAD, TURN, FAR)
     log_p, rings, top = kernel.over_effect(*arrays, *numbers, effect, rule, PASSES)
     if not top < sites.FURTHEST:
@@ -230,13 +276,12 @@ def _nodes(
 
 
 def _kept_in_bounds(
-    at: AtOne, f: Float[Tensor, "b k"], d: Float[Tensor, "b k"], rise: Tensor
+    at: AtOne, f: Float[Tensor, "b k"], d: Float[Tensor, "b k"], rise: Tensor, here: Tensor
 ) -> Float[Tensor, "b k"]:
-    """f below min_i log P(m_i < 0); it falls with s, and is concave."""
+    """f below min_i log P(m_i < 0); it falls with s from `here` at s*, and is concave."""
     t = torch.where(at.mask, at.mu, -math.inf)[..., None] + d[:, None, :]
     worst = (t * at.variance.rsqrt()[..., None]).amax(1)
     bound = upper_tail(worst)[0]
-    here = at.log_p[:, None]
     # the tangent at s*
     most = torch.minimum(bound, torch.where(d > 0, here + rise[:, None] * d, 0.0))
     f = torch.where(f.isfinite(), f, most)
@@ -270,8 +315,8 @@ class Terms:
                 new = pull - (df * f).sum(1, keepdim=True) / size * (da + df)
             last, a = (a, f), new
             u = self.correlations.times(a)
-        self.x, self.a = self.M + u, a
-        value, _, self.B, self.third = self._derivatives(self.x)
+        self.x = self.M + u
+        value, self.a, self.B, self.third = self._derivatives(self.x)
         self.trees = (value - a * u / 2).sum(1)
 
     def _cavities(self, x: Columns) -> tuple[Columns, Columns, Columns]:
@@ -323,17 +368,11 @@ class Terms:
         self.c3 = (self.third * cubes).sum(1) / 12
         self.second = (self.B * pairs[..., :-1]).sum(1) / 4
         self.second_free = (free * pairs[..., -1:]).sum(1) / 4
-        self.shared = (self.B * pairs[..., -1:]).sum(1) / 4
-
-    def sites(self) -> Sites:
-        """The sites of EP and those that pull and bend as the constraints over them do at x.
-
-        A site t, n more than at.sites: a = (n - t x)/(1 + V_ii t) and B = -t/(1 + V_ii t).
-        """
-        bent = (-self.B / (1 + self.var * self.B)).clamp(min=-self.tau)
-        pulled = self.a * (1 + self.var * bent) + bent * self.x
-        tau, nu = self.tau + bent, self.nu + pulled
-        return Sites(*(torch.where(self.mask, y, 0.0) for y in (tau, nu)))
+        # how much of B there is at s: none at s*, all of it at -inf
+        shared = (self.B * pairs[..., -1:]).sum(1) / 4
+        self.much = shared / self.second_free.clamp(min=1e-300)
+        # d / dx of the rings of two
+        self.ring_pull = self.third * pairs[..., :-1] / 2
 
     def rings(self) -> tuple[Float[Tensor, "b k"], Float[Tensor, "b k"]]:
         """All rings, and those of more than two."""
@@ -345,11 +384,55 @@ class Terms:
         # the eigenvalue e, m e^2 / 4 being the ring of two: q = 2e/3 + e^2/2 + ..., solved nearly
         q = (whole[:, None] / self.second_free.clamp(min=1e-300) - 1).clamp(-0.8, 20.0)
         e = 1.5 * q / (1 + 1.13 * q)
-        # how much of B there is at s
-        much = self.shared / self.second_free.clamp(min=1e-300)
-        more = q * self.second_free * _more_than_two((e * much).clamp(max=0.99), e, much)
+        more = _more_than_two((e * self.much).clamp(max=0.99), e, self.much)
+        more = q * self.second_free * more
         more = torch.where((self.second_free > 1e-12) & more.isfinite(), more, 0.0)
         return self.second + more, more
+
+    def sites(self) -> Sites:
+        """The sites that EP would have at these values, (b, n, k), nearly.
+
+        Cavities at x with their constraints; and the pull of the rings, which by the site has
+        become p/h' times what it was, h' = 1 + lambda'' v.
+        """
+        t = self._cavities(self.x)[0]
+        rows, var, mask = (x.expand_as(t).flatten(1) for x in (t, self.var / self.left, self.mask))
+        tau, nu = (x.view_as(t) for x in new_sites(Cavity(rows, var), mask))
+        return Sites(tau, nu + self.ring_pull * self.left / variance_ratio(t))
+
+    def pulls(self) -> Columns:
+        """d f / d mu = nu - T E[m], E[m] = M + V a: to some per cent."""
+        return self.nu + self.a - self.tau * (self.M + self._times_V(self.a))
+
+    def means(self, sites: Sites, M: Columns) -> Columns:
+        """E[m] with these sites (b, n, k) where it is M with those at s*.
+
+        With D = T_k - T, e = nu_k - nu: (V^-1 + D) (E[m] - M) = e - D M, by conjugate gradients
+        on all columns together, preconditioned by V, which is all that they use.
+        """
+        D = sites.tau - self.tau
+        left = sites.nu - self.nu - D * M
+        p = self._times_V(left)
+        q, out = left, torch.zeros_like(M)  # q = V^-1 p
+        size = _dots(left, p).clamp(min=1e-300)
+        least = CLOSE**2 * size
+        for _ in range(MOST_STEPS):
+            Ap = q + D * p
+            step = size / _dots(p, Ap).clamp(min=1e-300)
+            out, left = out + step * p, left - step * Ap
+            z = self._times_V(left)
+            new = _dots(left, z)
+            if bool((new <= least).all()):
+                break
+            p, q, size = z + new / size * p, left + new / size * q, new.clamp(min=1e-300)
+        return M + out
+
+    def _times_V(self, x: Columns) -> Columns:
+        return self.var * x + self.correlations.times(x)
+
+
+def _dots(x: Columns, y: Columns) -> Float[Tensor, "b 1 k"]:
+    return (x * y).sum(1, keepdim=True)
 
 
 def _flat(x: Columns) -> np.ndarray:

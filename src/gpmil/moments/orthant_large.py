@@ -9,8 +9,10 @@ and to compute the Gaussian integral once more with the exact S. With T the prec
     (T^-1 + S)^-1 = P (P T^-1 P + P + V)^-1 P,
     log|I + T^.5 S T^.5| = sum log tau - 2 log|P| + log|P T^-1 P + P + V|:
 
-one dense Cholesky factorisation and no solve with Sigma. Dense EP (`orthant.log_orthant`)
-is simpler, and faster below some 1,500 patches or on a GPU.
+one dense Cholesky factorisation and no solve with Sigma. A slide effect s is summed over as in
+orthant_effect.py, from the simpler V; what the exact one changes is found at s* in this way, and
+brought to other s by d f / dS = (g g' - (T^-1 + S)^-1) / 2, g = d f / d mu. Dense EP
+(`orthant.log_orthant`) is simpler, and faster below some 1,500 patches or on a GPU.
 """
 
 from collections.abc import Callable
@@ -20,34 +22,31 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from jaxtyping import Float, Int
-from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
-from gpmil.coupling.operator import Banded
-from gpmil.moments.ep import SHARE_OF_C3
+from gpmil.moments.low_rank import CHUNK, Pairs, Problem, Rows, Step, times
 from gpmil.moments.orthant import Expansion, LogProbability, settle
-from gpmil.moments.sampling import log_union, relevant
-from gpmil.moments.sites import (
-    Gauss,
-    Sites,
-    cavities,
-    cumulants,
-    first_sites,
-    fixed_point,
-    site_terms,
+from gpmil.moments.orthant_effect import (
+    BEFORE,
+    AtOne,
+    Correlations,
+    OverEffect,
+    Profile,
+    Terms,
+    integrate,
+    middle,
 )
+from gpmil.moments.sampling import log_union, relevant
+from gpmil.moments.sites import Gauss, Sites, first_sites, fixed_point, site_terms
 from gpmil.warn import warn_caller
-
-Rows = Callable[[Int[Tensor, " k"]], Float[Tensor, "k n"]]
 
 FLOOR = 1e-6  # least tau S_ii: a site of zero precision has no inverse
 TOLERANCE = 1e-3  # sites enter log P to second order
 MAX_ITER = 60
-CHUNK = 512
-CUT = 1e-5  # of a column of V: what is smaller is taken for zero in the corrections
 # Share of the change of log P from the simpler to the exact V that is counted as error; measured on
 # slides of 126 to 2,000 patches against dense EP, the error was 0.03 of it at most from rank 10 on.
 SHARE_OF_CHANGE = 0.03
+GROUPS = 3  # of values of an effect that share a bend: it is then 5 % off at most
 
 
 def log_orthant_large(
@@ -59,6 +58,7 @@ def log_orthant_large(
     residual_diagonal: Float[Tensor, " n"],
     *,
     rank: int = 128,
+    effect: float = 0.0,
     seed: int = 0,
 ) -> LogProbability:
     """log P(all m < 0) of one bag, m ~ N(mu, Sigma + Sigma (F F' + E) Sigma).
@@ -75,10 +75,12 @@ def log_orthant_large(
         `residual(i)` gives the rows i of E = K - W W', (k, n); and the diagonal of E.
     rank
         How many columns of a pivoted Cholesky factor of E join F while EP runs.
+    effect
+        tau where tau^2 11' is a part of E.
     seed
         Fixes the draws used in the right tail.
     """
-    slide = LargeSlide(precision, factor, residual, residual_diagonal, rank)
+    slide = LargeSlide(precision, factor, residual, residual_diagonal, rank, effect)
     return slide.log_orthant(mu, variance, seed=seed)
 
 
@@ -92,10 +94,14 @@ class LargeSlide:
         residual: Rows,
         residual_diagonal: Float[Tensor, " n"],
         rank: int = 128,
+        effect: float = 0.0,
     ) -> None:
         """Arguments as those of `log_orthant_large`; the factor may have no column at all."""
-        self.factor, self.residual = factor.double(), residual
-        self.problem = _Problem(precision, self.factor, residual, residual_diagonal.double(), rank)
+        self.factor, self.effect = factor.double(), effect
+        # E without tau^2 11', over which is summed
+        self.residual = (lambda i: residual(i) - effect**2) if effect else residual
+        diagonal = (residual_diagonal.double() - effect**2).clamp(min=0.0)
+        self.problem = Problem(precision, self.factor, self.residual, diagonal, rank)
 
     def log_orthant(
         self, mu: Float[Tensor, " n"], variance: Float[Tensor, " n"], *, seed: int = 0
@@ -108,9 +114,14 @@ class LargeSlide:
         self, mu: Float[Tensor, " n"], variance: Float[Tensor, " n"], G: Float[Tensor, "n k"]
     ) -> Float[Tensor, " k"]:
         """d log P / dx at mu + G x with the simpler V: no dense matrix."""
-        sites, gauss, _ = _iterate(self.problem, mu.double(), variance.double())
+        ran = self._run(mu.double(), variance.double())
         # d log P / d mu = nu - tau mhat
-        return G.mT @ (sites.nu - sites.tau * gauss.mean)[0]
+        pull = (ran.sites.nu - ran.sites.tau * ran.step.gauss.mean)[0]
+        if self.effect:
+            pairs = Pairs(self.problem, ran.sites, ran.step)
+            over = self._over_effect(ran, pairs, None)
+            pull = over.pulls(over.terms.sites())[0] @ over.weight[0]
+        return G[self.problem.order].mT @ pull
 
     def expand(
         self,
@@ -122,320 +133,224 @@ class LargeSlide:
     ) -> Expansion:
         """log P(all m < 0), and how it changes as mu moves along G; P G is given."""
         mu, variance = mu.double(), variance.double()
-        sites, gauss, converged = _iterate(self.problem, mu, variance)
-        if not converged:
+        ran = self._run(mu, variance)
+        if not ran.converged:
             warn_caller(
                 f"EP has not converged in {MAX_ITER} iterations on a bag of {len(mu)} instances: "
                 "its probability may be off by more than its error says",
             )
-        exact, slope, bend = _exact_gauss(self.problem, mu, sites, self.factor, self.residual, PG)
-        terms = site_terms(gauss, sites, torch.ones_like(sites.tau, dtype=torch.bool))
-        c3, error = _corrections(self.problem, sites, gauss)
-        error = error + SHARE_OF_CHANGE * (exact - gauss.log_gauss).abs()
+        pairs = Pairs(self.problem, ran.sites, ran.step)
+        found = self._with_effect if self.effect else self._without
+        log_p, error, slope, bend = found(ran, pairs, PG)
+        value = self._settle(log_p, error + pairs.error, mu, variance, seed)
+        return Expansion(value, slope[None], bend[None])
+
+    def _without(self, ran: "_Ran", pairs: Pairs, PG: Float[Tensor, "n k"]) -> "_Expanded":
+        """log P as one integral."""
+        gauss, inside = ran.step.gauss, torch.ones_like(ran.variance, dtype=torch.bool)
+        exact = self._exact(ran.mu, ran.sites, PG)
+        log_p = exact.log_gauss + site_terms(gauss, ran.sites, inside).sum(-1) + pairs.c3()
+        change = (exact.log_gauss - gauss.log_gauss).abs()
+        return log_p, SHARE_OF_CHANGE * change, exact.slope, exact.bend
+
+    def _with_effect(self, ran: "_Ran", pairs: Pairs, PG: Float[Tensor, "n k"]) -> "_Expanded":
+        """log P as a sum over the effect."""
+        change = _Change(self, ran)
+        over = self._over_effect(ran, pairs, change)
+        slope, bend = self._over_values(over, ran, PG) if PG.shape[1] else (PG[0], PG[:0])
+        error = over.error + SHARE_OF_CHANGE * (over.weight * change.size).sum(-1)
+        return over.log_p, error, slope, bend
+
+    def _run(self, mu: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> "_Ran":
+        """EP on the simpler V, with an effect at s*."""
+        problem = self.problem
+        steps: list[Step] = []
+        mu, variance = mu[problem.order], (variance[problem.order] - self.effect**2)[None]
+        inside = torch.ones_like(variance, dtype=torch.bool)
+        s = mu.new_zeros(1)
+        if self.effect:
+            s = middle(mu[None], variance, inside, self.effect)
+            mu = mu + s
+
+        def step(sites: Sites) -> Gauss:
+            steps[:] = [problem.step(mu, sites)]
+            return steps[0].gauss
+
+        _, sites, _, converged = fixed_point(
+            step,
+            first_sites(mu[None], variance, inside),
+            variance,
+            inside,
+            tol=TOLERANCE,
+            max_iter=MAX_ITER,
+            floor=FLOOR,
+        )
+        return _Ran(mu, variance, s, sites, steps[0], bool(converged))
+
+    def _over_effect(
+        self, ran: "_Ran", pairs: Pairs, change: Callable[[Terms], Tensor] | None
+    ) -> OverEffect:
+        """The sum over the effect; `change` is what the exact V adds."""
+        inside, none = torch.ones_like(ran.variance, dtype=torch.bool), torch.zeros_like(ran.s)
+        at = AtOne(ran.s, ran.mu[None], ran.variance, ran.sites, ran.step.gauss, none, inside)
+        profile = Profile(at, Correlations(pairs.times, pairs.powers))
+        return integrate(profile, self.effect, change)
+
+    def _over_values(
+        self, over: OverEffect, ran: "_Ran", PG: Float[Tensor, "n k"]
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k k"]]:
+        """Slope and bend from those at values of the effect, as in orthant.py.
+
+        Slopes are those of the simpler V at every value; what the exact one changes in them, and
+        the bends, come from a few dense factorisations, each for some values next to each other.
+        """
+        tau, nu = over.terms.sites()
+        pi, tau = over.weight[0], torch.maximum(tau, (FLOOR / ran.variance)[..., None])
+        own, many = _together(pi, tau[0].sum(0))
+        some = Sites(tau @ own, nu @ own)
+        tau, nu, M = (torch.cat([x, x @ own], -1) for x in (tau, nu, over.terms.M))
+        g = nu - tau * over.terms.means(Sites(tau, nu), M)
+        order = self.problem.order
+        share = over.shares(self.problem.smooth(PG[order])[None])
+        PG = torch.cat([PG - share, torch.ones_like(PG[:, :1])], 1)  # P 1 = 1
+        # G'g = (P G)' Sigma g
+        slopes = PG[order].mT @ self.problem.smooth(g[0])
+        slopes, theirs = slopes[:, : len(pi)], slopes[:, len(pi) :]
+        more, bend = PG.new_zeros(len(slopes)), PG.new_zeros(len(slopes), len(slopes))
+        for j, mu in enumerate(ran.mu + (over.further[0] @ own)[:, None]):
+            exact = self._exact(mu, Sites(some.tau[..., j], some.nu[..., j]), PG)
+            more += many[j] * (exact.slope - theirs[:, j])
+            bend += many[j] * exact.bend
+        slope, bend = (x[0] for x in over.joined(share, slopes[None], bend[None]))
+        return slope + more[:-1] + share[0] * more[-1], bend
+
+    def _settle(
+        self, log_p: Tensor, error: Tensor, mu: Tensor, variance: Tensor, seed: int
+    ) -> LogProbability:
+        """With the right tail put right."""
         t = mu / variance.sqrt()
 
         def union(_: int) -> tuple[float, float]:
             rows = torch.nonzero(relevant(torch.special.log_ndtr(t))).flatten()
-            cov = _covariance(self.problem, rows, self.factor, self.residual)
+            cov = _covariance(self.problem, rows, self.factor, self.residual) + self.effect**2
             return log_union(mu[rows], cov, seed=seed)
 
-        value = settle(exact + terms.sum(-1) + c3, error, t[None], union)
-        return Expansion(value, slope[None], bend[None])
+        return settle(log_p, error, t[None], union)
 
-
-class _Problem:
-    """What stays the same while the sites move; instances in an order of narrow band.
-
-    `order` lists the instances; everything else is in that order.
-    """
-
-    def __init__(
+    def _exact(
         self,
-        precision: sp.csr_array | sp.csr_matrix,
-        factor: Float[Tensor, "n m"],
-        residual: Rows,
-        residual_diagonal: Float[Tensor, " n"],
-        rank: int,
-    ) -> None:
-        given = sp.csr_array(precision)
-        order = reverse_cuthill_mckee(given, symmetric_mode=True).astype(np.int64)
-        self.order = torch.from_numpy(order)
-        self.p = sp.csr_array(given[order][:, order])
-        self.band = _Band(self.p)
-        self.log_det_p = -float(self.band.factor(self.p).logdet())
-        # V = U U' + D + rest
-        pivoted, left = pivoted_cholesky(residual, residual_diagonal, rank)
-        self.u = torch.cat([factor, pivoted], dim=1)[self.order]
-        self.d = left[self.order]
+        mu: Float[Tensor, " n"],
+        sites: Sites,
+        PG: Float[Tensor, "n k"],
+        Z: Float[Tensor, "n j"] | None = None,
+    ) -> "_Exact":
+        """lZG with the exact covariance: one dense factorisation of P T^-1 P + P + V = L L'.
 
-    def q(self, tau: Float[Tensor, " n"]) -> sp.csr_array:
-        """Q = P T^-1 P + P + D, so that (T^-1 + S)^-1 = P (Q + U U')^-1 P."""
-        inverse = sp.diags_array(1 / tau.numpy())
-        return sp.csr_array(self.p @ inverse @ self.p + self.p + sp.diags_array(self.d.numpy()))
-
-    def step(self, mu: Float[Tensor, " n"], sites: Sites) -> "_Step":
-        """The Gaussian step of EP on S = Sigma (P + U U' + D) Sigma."""
-        tau, nu = sites.tau[0], sites.nu[0]
-        banded = self.band.factor(self.q(tau))
-        # (Q + U U')^-1 = Q^-1 - G G',  G = Q^-1 U C^-T,  C C' = I + U' Q^-1 U
-        solved = banded.apply(self.u)
-        inner = self.u.mT @ solved
-        inner.diagonal().add_(1.0)
-        c = torch.linalg.cholesky(inner)
-        g = torch.linalg.solve_triangular(c, solved.mT, upper=False).mT
-        # v p = diag((T^-1 + S)^-1) / tau,  v = (1 - v p) / tau
-        kept = self.band.congruence_diagonal(self.p, banded) - _times(self.p, g).square().sum(1)
-        left = kept / tau
-        # y = T^-1 nu - mu, z = (T^-1 + S)^-1 y: mhat = mu + y - z / tau
+        And its first and minus its second derivative in x at mu + G x. With y = T^-1 nu - mu those
+        in mu are (T^-1 + S)^-1 y and (T^-1 + S)^-1 = P (L L')^-1 P. Also z'V z of the columns of Z.
+        """
+        problem, factor, residual = self.problem, self.factor, self.residual
+        back = torch.argsort(problem.order)
+        tau, nu, mu = sites.tau[0, back], sites.nu[0, back], mu[back]
+        p = sp.csr_array(problem.p[back.numpy()][:, back.numpy()])
+        dense = torch.empty(len(mu), len(mu), dtype=torch.float64)
+        for rows in torch.arange(len(mu)).split(CHUNK):
+            dense[rows[0] : rows[-1] + 1] = residual(rows)
+            dense[rows[0] : rows[-1] + 1].addmm_(factor[rows], factor.mT)
+        forms = None if Z is None else (Z[back] * (dense @ Z[back])).sum(0)
+        sparse = sp.coo_array(p @ sp.diags_array(1 / tau.numpy()) @ p + p)
+        row, col = (torch.from_numpy(i.astype(np.int64)) for i in sparse.coords)
+        dense.view(-1)[row * len(mu) + col] += torch.from_numpy(sparse.data)
+        lower, failed = torch.linalg.cholesky_ex(dense)
+        if int(failed):
+            raise ValueError(
+                "expected F F' + E to be positive semi-definite, found that it is not: "
+                "was the residual kernel computed from rounded terms?"
+            )
+        del dense
         y = nu / tau - mu
-        py = _times(self.p, y[:, None])
-        z = _times(self.p, banded.apply(py) - g @ (g.mT @ py))[:, 0]
-        log_det = tau.log().sum() - 2 * self.log_det_p - banded.logdet()[0]
-        log_det = log_det + 2 * c.diagonal().log().sum()
-        # lZG = -log|I + T^.5 S T^.5|/2 + nu'T^-1 nu/2 - y'z/2
-        log_gauss = (-log_det + (nu * nu / tau).sum() - y @ z) / 2
-        gauss = Gauss(
-            (mu + y - z / tau)[None],
-            ((1 - left) / tau).clamp(min=1e-300)[None],
-            left.clamp(min=1e-15)[None],
-            log_gauss[None],
-        )
-        return _Step(gauss, banded, g)
+        right = torch.cat([PG, times(p, y[:, None])], dim=1)
+        solved = torch.linalg.solve_triangular(lower, right, upper=False)
+        X, white = solved[:, :-1], solved[:, -1]
+        log_det = tau.log().sum() - 2 * problem.log_det_p + 2 * lower.diagonal().log().sum()
+        log_gauss = ((-log_det + (nu * nu / tau).sum() - white.square().sum()) / 2)[None]
+        return _Exact(log_gauss, X.mT @ white, X.mT @ X, forms)
 
 
-class _Step(NamedTuple):
-    gauss: Gauss
-    banded: Banded
-    g: Float[Tensor, "n r"]
+class _Exact(NamedTuple):
+    """What one dense factorisation gives."""
+
+    log_gauss: Float[Tensor, " 1"]
+    slope: Float[Tensor, " k"]
+    bend: Float[Tensor, "k k"]
+    forms: Float[Tensor, " j"] | None
 
 
-class _Band:
-    """Block-tridiagonal storage for matrices with the pattern of P^2."""
-
-    def __init__(self, p: sp.csr_array) -> None:
-        pattern = sp.coo_array(abs(p) @ abs(p))
-        self.row, self.col = pattern.coords
-        self.n = p.shape[0]
-        self.size = max(32, int(np.abs(self.row - self.col).max()))
-        self.count = -(-self.n // self.size)
-
-    def _where(self, row: np.ndarray, col: np.ndarray) -> Int[Tensor, " k"]:
-        """Flat position in a stack of (size x size) blocks, the block given by the column."""
-        flat = (col // self.size * self.size + row % self.size) * self.size + col % self.size
-        return torch.from_numpy(flat)
-
-    def factor(self, matrix: sp.csr_array) -> Banded:
-        """Block Cholesky factor."""
-        coo = matrix.tocoo()
-        row, col = coo.coords
-        data = torch.from_numpy(coo.data)
-        diagonal = torch.eye(self.size, dtype=torch.float64).repeat(self.count, 1, 1)
-        lower = torch.zeros_like(diagonal)
-        here, below = (row // self.size - col // self.size == k for k in (0, 1))
-        diagonal.view(-1)[self._where(row[here], col[here])] = data[here]
-        lower.view(-1)[self._where(row[below], col[below])] = data[below]
-        return Banded(0, torch.arange(self.n), diagonal, lower)
-
-    def congruence_diagonal(self, p: sp.csr_array, banded: Banded) -> Float[Tensor, " n"]:
-        """diag(P Q^-1 P): only entries of Q^-1 on the pattern of P^2 are needed."""
-        diagonal, lower = selected_inverse(banded)
-        step = self.row // self.size - self.col // self.size
-        data = np.empty(len(self.row))
-        # the inverse is symmetric: what lies above the diagonal is read below it
-        for k, blocks in ((0, diagonal), (1, lower)):
-            here, mirrored = step == k, step == -k
-            data[here] = blocks.view(-1)[self._where(self.row[here], self.col[here])]
-            data[mirrored] = blocks.view(-1)[self._where(self.col[mirrored], self.row[mirrored])]
-        inverse = sp.csr_array((data, (self.row, self.col)), shape=p.shape)
-        return torch.from_numpy(np.asarray((p @ inverse).multiply(p).sum(axis=1)).ravel())
+_Expanded = tuple[Tensor, Tensor, Tensor, Tensor]  # log P, its error, slope and bend
 
 
-def selected_inverse(
-    banded: Banded,
-) -> tuple[Float[Tensor, "k s s"], Float[Tensor, "k s s"]]:
-    """Blocks of the inverse on the diagonal, and below it (the last of those is unused)."""
-    diagonal, lower = torch.empty_like(banded.inverse), torch.zeros_like(banded.inverse)
-    diagonal[-1] = banded.inverse[-1].mT @ banded.inverse[-1]
-    for k in range(len(diagonal) - 2, -1, -1):
-        # Z_{k+1,k} = -Z_{k+1} J, Z_k = (L_k L_k')^-1 + J' Z_{k+1} J, J = G_k L_k^-1
-        j = banded.below[k] @ banded.inverse[k]
-        lower[k] = -diagonal[k + 1] @ j
-        diagonal[k] = banded.inverse[k].mT @ banded.inverse[k] - j.mT @ lower[k]
-    return diagonal, lower
+class _Ran(NamedTuple):
+    """EP on the simpler V, with an effect at one value of it; in the order of the problem."""
+
+    mu: Float[Tensor, " n"]  # with s
+    variance: Float[Tensor, "1 n"]  # diagonal of S
+    s: Float[Tensor, " 1"]
+    sites: Sites
+    step: Step
+    converged: bool
 
 
-def local_solve(
-    banded: Banded, right: Float[Tensor, "n k"], columns: Int[Tensor, " k"]
-) -> Float[Tensor, "n k"]:
-    """Q^-1 right for columns of a banded matrix, cut where it has decayed to CUT of its largest."""
-    inverse, below, size = banded.inverse, banded.below, banded.size
-    z = right.new_zeros(len(inverse), size, right.shape[1])
-    z.view(-1, right.shape[1])[: len(right)] = right
-    start = max(0, int(columns[0]) // size - 1)
-    stop = min(len(inverse) - 1, int(columns[-1]) // size + 1)
+class _Change:
+    """What the exact V adds to f at values of the effect; `size` is how much that is."""
 
-    # forward: z = L^-1 right is zero before the first block that right touches
-    z[start] = inverse[start] @ z[start]
-    top, end = z[start].abs().amax(0), start
-    for k in range(start + 1, len(inverse)):
-        z[k] = _flushed(inverse[k] @ (z[k] - below[k - 1] @ z[k - 1]))
-        size_k, end = z[k].abs().amax(0), k
-        top = torch.maximum(top, size_k)
-        if k > stop and bool((size_k <= CUT * top).all()):
-            break
-    # back: L'^-1 z
-    z[end] = inverse[end].mT @ z[end]
-    top = z[end].abs().amax(0)
-    for k in range(end - 1, -1, -1):
-        z[k] = _flushed(inverse[k].mT @ (z[k] - below[k].mT @ z[k + 1]))
-        size_k = z[k].abs().amax(0)
-        top = torch.maximum(top, size_k)
-        if k < start and bool((size_k <= CUT * top).all()):
-            break
-    return z.view(-1, right.shape[1])[: len(right)]
+    def __init__(self, slide: LargeSlide, ran: _Ran) -> None:
+        self.slide, self.ran = slide, ran
+        self.size = ran.mu.new_zeros(1, 1)
+
+    def __call__(self, terms: Terms) -> Float[Tensor, "1 k"]:
+        """f(s*) exactly; of the other values g'dS g / 2 = z'dV z / 2, z = Sigma g, to first order.
+
+        The rest, -tr (T^-1 + S)^-1 dS / 2, goes with how much the constraints count.
+        """
+        problem, ran = self.slide.problem, self.ran
+        Z = problem.smooth(terms.pulls()[0])
+        exact = self.slide._exact(ran.mu, ran.sites, Z[:, :0], Z)
+        assert exact.forms is not None
+        # z'(U U' + D) z
+        simpler = (problem.u.mT @ Z).square().sum(0) + problem.d @ Z.square()
+        pulled = (exact.forms - simpler)[None] / 2
+        rest = exact.log_gauss - ran.step.gauss.log_gauss - pulled[:, BEFORE]
+        change = pulled + rest[:, None] * (1 - terms.much).clamp(min=0.0)
+        self.size = change.abs()
+        return change
 
 
-def _flushed(x: Tensor) -> Tensor:
-    """Zero for what would lead to denormal numbers, on which processors are very slow."""
-    return torch.nn.functional.hardshrink(x, 1e-18)
+def _together(
+    pi: Float[Tensor, " k"], amount: Float[Tensor, " k"]
+) -> tuple[Float[Tensor, "k g"], Float[Tensor, " g"]]:
+    """Values of the effect in groups that count alike: the shares of their sites, and how often.
 
-
-def _single(x: Tensor) -> Tensor:
-    return _flushed(x).float()
-
-
-def pivoted_cholesky(
-    rows: Rows, diagonal: Float[Tensor, " n"], rank: int
-) -> tuple[Float[Tensor, "n r"], Float[Tensor, " n"]]:
-    """L (n, r) with E - L L' >= 0, r <= rank, taking the largest remaining diagonal each time.
-
-    The second result is the diagonal of E - L L'.
-
-    >>> e = torch.tensor([[2.0, 1.0], [1.0, 0.5]]).double()
-    >>> pivoted_cholesky(lambda i: e[i], e.diagonal(), rank=2)[0]
-    tensor([[1.4142],
-            [0.7071]], dtype=torch.float64)
+    Two values, one of them with no site at all, are served without error: a group has the sites of
+    those that count, as often as these.
     """
-    left = diagonal.clone()
-    out = diagonal.new_zeros(min(rank, len(diagonal)), len(diagonal))
-    for k in range(len(out)):
-        pivot = int(left.argmax())
-        if left[pivot] <= 1e-10 * diagonal.max():
-            return out[:k].mT, left
-        row = rows(torch.tensor([pivot]))[0].double() - out[:k, pivot] @ out[:k]
-        out[k] = row / left[pivot].sqrt()
-        left = (left - out[k] ** 2).clamp(min=0)
-    return out.mT, left
-
-
-def _iterate(
-    problem: _Problem, mu: Float[Tensor, " n"], variance: Float[Tensor, " n"]
-) -> tuple[Sites, Gauss, bool]:
-    """EP on the simpler V; sites and Gaussian in the caller's order of instances."""
-    mu, variance = mu[problem.order], variance[problem.order][None]
-    inside = torch.ones_like(variance, dtype=torch.bool)
-    _, sites, gauss, converged = fixed_point(
-        lambda sites: problem.step(mu, sites).gauss,
-        first_sites(mu[None], variance, inside),
-        variance,
-        inside,
-        tol=TOLERANCE,
-        max_iter=MAX_ITER,
-        floor=FLOOR,
-    )
-    back = torch.argsort(problem.order)
-    mean, var, left = (field[:, back] for field in (gauss.mean, gauss.var, gauss.left))
-    return (
-        Sites(sites.tau[:, back], sites.nu[:, back]),
-        Gauss(mean, var, left, gauss.log_gauss),
-        bool(converged),
-    )
-
-
-def _corrections(
-    problem: _Problem, sites: Sites, gauss: Gauss
-) -> tuple[Float[Tensor, " 1"], Float[Tensor, " 1"]]:
-    """c3 and the error estimate of `gpmil.moments.ep.corrections`, some columns of V at a time.
-
-    Columns are solved for in float32: corrections need three digits.
-    """
-    order = problem.order
-    tau = sites.tau[0, order]
-    step = problem.step(torch.zeros_like(tau), Sites(tau[None], 0 * tau[None]))
-    banded, g = step.banded, step.g.float()
-    banded.inverse, banded.below = (_single(a) for a in (banded.inverse, banded.below))
-    k3, k4 = (k[0, order].float() for k in cumulants(cavities(gauss, sites).t))
-    scale = gauss.var[0, order].rsqrt().float() / tau.float()
-    p = problem.p.astype(np.float32)
-    sums = torch.zeros(3, dtype=torch.float64)
-    skewed = torch.nonzero(k3.abs() + k4.abs() > 1e-4).flatten()
-    for cols in skewed.split(CHUNK) if len(skewed) else ():
-        # V = T^-1 - T^-1 P (Q + U U')^-1 P T^-1
-        right = torch.from_numpy(p[:, cols.numpy()].toarray()) * scale[cols]
-        solved = local_solve(banded, right, cols) - g @ (g.mT @ right)
-        corr = (-scale[:, None] * _times(p, solved)).clamp(-1, 1)
-        corr[cols, torch.arange(len(cols))] = 0.0
-        square = corr * corr
-        cube = square * corr
-        sums[0] += k3 @ (cube @ k3[cols])
-        sums[1] += k3.abs() @ (cube.abs() @ k3[cols].abs())
-        sums[2] += k4.abs() @ ((square * square) @ k4[cols].abs())
-    return sums[:1] / 12, sums[2:] / 48 + SHARE_OF_C3 * sums[1:2] / 12
-
-
-def _exact_gauss(
-    problem: _Problem,
-    mu: Float[Tensor, " n"],
-    sites: Sites,
-    factor: Float[Tensor, "n m"],
-    residual: Rows,
-    PG: Float[Tensor, "n k"],
-) -> tuple[Float[Tensor, " 1"], Float[Tensor, " k"], Float[Tensor, "k k"]]:
-    """lZG with the exact covariance: one dense Cholesky factorisation of P T^-1 P + P + V = L L'.
-
-    And its first and minus its second derivative in x at mu + G x. With y = T^-1 nu - mu those in
-    mu are (T^-1 + S)^-1 y and (T^-1 + S)^-1 = P (L L')^-1 P.
-    """
-    tau, nu = sites.tau[0], sites.nu[0]
-    back = torch.argsort(problem.order).numpy()
-    p = sp.csr_array(problem.p[back][:, back])
-    dense = torch.empty(len(mu), len(mu), dtype=torch.float64)
-    for rows in torch.arange(len(mu)).split(CHUNK):
-        dense[rows[0] : rows[-1] + 1] = residual(rows)
-        dense[rows[0] : rows[-1] + 1].addmm_(factor[rows], factor.mT)
-    sparse = sp.coo_array(p @ sp.diags_array(1 / tau.numpy()) @ p + p)
-    row, col = (torch.from_numpy(i.astype(np.int64)) for i in sparse.coords)
-    dense.view(-1)[row * len(mu) + col] += torch.from_numpy(sparse.data)
-    lower, failed = torch.linalg.cholesky_ex(dense)
-    if int(failed):
-        raise ValueError(
-            "expected F F' + E to be positive semi-definite, found that it is not: "
-            "was the residual kernel computed from rounded terms?"
-        )
-    del dense
-    y = nu / tau - mu
-    right = torch.cat([PG, _times(p, y[:, None])], dim=1)
-    solved = torch.linalg.solve_triangular(lower, right, upper=False)
-    X, white = solved[:, :-1], solved[:, -1]
-    log_det = tau.log().sum() - 2 * problem.log_det_p + 2 * lower.diagonal().log().sum()
-    log_gauss = ((-log_det + (nu * nu / tau).sum() - white.square().sum()) / 2)[None]
-    return log_gauss, X.mT @ white, X.mT @ X
+    weight = pi * amount
+    before = (weight.cumsum(0) - weight / 2) / weight.sum()
+    group = (GROUPS * before).long().clamp(max=GROUPS - 1)
+    own = torch.nn.functional.one_hot(group, GROUPS) * weight[:, None]
+    own = own[:, own.sum(0) > 0]
+    share = own / own.sum(0)
+    return share, own.sum(0) / (amount @ share)
 
 
 def _covariance(
-    problem: _Problem, rows: Int[Tensor, " k"], factor: Float[Tensor, "n m"], residual: Rows
+    problem: Problem, rows: Int[Tensor, " k"], factor: Float[Tensor, "n m"], residual: Rows
 ) -> Float[Tensor, "k k"]:
     """S = Sigma + Sigma V Sigma for some instances, exactly."""
-    banded = problem.band.factor(problem.p)
     where = torch.argsort(problem.order)
     unit = torch.zeros(len(where), len(rows), dtype=torch.float64)
     unit[where[rows], torch.arange(len(rows))] = 1.0
-    sigma = banded.apply(unit)[where]
+    sigma = problem.smooth(unit)[where]
     out = sigma[rows] + (sigma.mT @ factor) @ (factor.mT @ sigma)
     for some in torch.arange(len(where)).split(CHUNK):
         out += sigma[some].mT @ (residual(some).double() @ sigma)
     return (out + out.mT) / 2
-
-
-def _times(p: sp.csr_array, x: Tensor) -> Tensor:
-    return torch.from_numpy(p @ x.numpy())

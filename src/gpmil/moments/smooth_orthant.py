@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpmil.moments.ep import EP, ep
 from gpmil.moments.likelihood import has_effect
-from gpmil.moments.orthant_effect import OverEffect, Profile, at_one, dense, integrate, middle
+from gpmil.moments.orthant_effect import Profile, at_one, dense, integrate, middle
 
 TOLERANCE = 1e-6  # of the sites
 NODES = 3  # values of the effect at which EP is run
@@ -86,9 +86,10 @@ class _OverEffect(torch.autograd.Function):
         tau = float(effect)
         profile = _profile(mu, cov, mask, tau)
         over = integrate(profile, tau)
-        rule = gauss_rule(over, NODES)
+        rule = gauss_rule(over.s, over.weight, NODES)
         terms = profile.terms(rule.s)
-        ratios, sites = rule.weight.log() - profile.value(rule.s, terms)[0], terms.sites()
+        rough = profile.value(rule.s, terms, profile.at.log_p[:, None])[0]
+        ratios, sites = rule.weight.log() - rough, terms.sites()
         found = []
         for k in range(NODES):
             start = type(sites)(*(x[..., k] for x in sites))
@@ -126,13 +127,12 @@ class Rule(NamedTuple):
     weight: Float[Tensor, "b k"]
 
 
-def gauss_rule(over: OverEffect, count: int) -> Rule:
-    """Gauss's rule for the effect given all m < 0: right for polynomials up to 2 count - 1.
+def gauss_rule(s: Float[Tensor, "b k"], w: Float[Tensor, "b k"], count: int) -> Rule:
+    """Gauss's rule for values s with weights w: right for polynomials up to 2 count - 1.
 
     By Golub and Welsch: the nodes are the eigenvalues of the matrix of the three-term recurrence
     beta_k+1 p_k+1 = (x - alpha_k) p_k - beta_k p_k-1 of the orthogonal polynomials.
     """
-    s, w = over.s, over.weight
     mean = (w * s).sum(-1, keepdim=True)
     deviation = (w * (s - mean).square()).sum(-1, keepdim=True).sqrt()
     x = (s - mean) / deviation
