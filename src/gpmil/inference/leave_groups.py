@@ -186,7 +186,8 @@ def _batches(parcel: Parcel, padded: Padded) -> Iterator[tuple[np.ndarray, Tenso
         most = at_once(bag.H.shape[-1])
         for start in range(0, len(numbers), most):
             some = slice(start, start + most)
-            part = Bag._make([*(x[some] for x in bag[:6]), bag.effect])
+            known = None if bag.known is None else bag.known[some]
+            part = Bag._make([*(x[some] for x in bag[:6]), bag.effect, known])
             yield numbers[some], torch.from_numpy(group[some]).to(bag.H.device), part
 
 

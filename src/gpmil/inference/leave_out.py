@@ -20,14 +20,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpmil.coupling.operator import Dense
-from gpmil.moments import orthant, with_effect
+from gpmil.moments import orthant, taught
 from gpmil.moments.coupled import cut_slope
 from gpmil.moments.independent import IndependentPatches
 from gpmil.moments.likelihood import Group, downdate, has_effect
+from gpmil.moments.taught import TaughtPatches
 from gpmil.moments.truncated import log_not
 from gpmil.moments.with_effect import PatchesWithEffect
 from gpmil.process.sparse_gp import SparseGP
@@ -46,6 +47,12 @@ class Bag(NamedTuple):
     sigma: Float[Tensor, "b p p"]  # Sigma
     K: Float[Tensor, "b p p"]  # with tau^2 and gamma_s
     effect: float | Float[Tensor, ""] = 0.0  # tau
+    known: Int[Tensor, "b p"] | None = None  # labels of instances, -1 where unknown and padded
+
+    def with_known(self, labels: Int[Tensor, " n"]) -> "Bag":
+        """The same where labels of instances are known; one bag after the other."""
+        known = torch.full_like(self.mask, -1, dtype=labels.dtype)
+        return self._replace(known=known.masked_scatter(self.mask, labels))
 
     @property
     def given_f(self) -> Float[Tensor, "b p p"]:
@@ -111,12 +118,13 @@ class Curvature(NamedTuple):
         return out
 
 
-def patches(bag: Bag) -> IndependentPatches | PatchesWithEffect:
+def patches(bag: Bag) -> IndependentPatches | PatchesWithEffect | TaughtPatches:
     """The likelihood of the instances, one bag after the other."""
     deviation, offsets = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
     rows = slice(0, len(deviation))
-    return with_effect.patches(
-        Group(deviation, offsets, bag.positive, None, rows, effect=bag.effect)
+    known = None if bag.known is None else bag.known[bag.mask]
+    return taught.patches(
+        Group(deviation, offsets, bag.positive, None, rows, effect=bag.effect, known=known)
     )
 
 

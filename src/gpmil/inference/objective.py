@@ -31,7 +31,7 @@ from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
 from gpmil.moments.likelihood import Group
-from gpmil.moments.with_effect import patches
+from gpmil.moments.taught import patches
 from gpmil.process.kernels import JITTER, Formula, formula_of
 from gpmil.process.slide_context import whitened
 

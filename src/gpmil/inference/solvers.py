@@ -31,7 +31,7 @@ from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk, Piece
 from gpmil.inference.stores import Gathered, Source, gather
 from gpmil.moments.likelihood import Family
-from gpmil.moments.with_effect import patches
+from gpmil.moments.taught import patches
 from gpmil.process.sparse_gp import SparseGP
 from gpmil.warn import warn_caller
 

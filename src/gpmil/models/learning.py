@@ -303,6 +303,10 @@ class TunedGP(FittedGP):
         means = WholeCohort(bags, device).slide_means(self._feature_map()).to(device)
         return SlidesInContext(context.frame(means), context.points)
 
+    def _is_taught(self) -> bool:
+        """Whether known labels of patches count."""
+        return False
+
     def _settings(self) -> Settings:
         """All of them as numbers; one that has no meaning here, None, is 1."""
         known = (getattr(self, f"{name}_") for name in Settings._fields)
@@ -407,7 +411,7 @@ class TunedGP(FittedGP):
             gp.inducing.cpu(), gp.L.cpu(), self.coupling_,
             self._storage_dtype(cohort.whole.n_instances, gp.n_weights),
             LIKELIHOODS[self.moments], self.store, self.slide_effect_,
-            None if gp.context is None else gp.context.to("cpu"),
+            None if gp.context is None else gp.context.to("cpu"), self._is_taught(),
         )  # fmt: skip
         return cohort.problem(plan, self.mean_, gp.L.device)
 
