@@ -179,12 +179,12 @@ def test_the_map_answers_as_an_update_in_python_does(run):
     assert start["learns"], start["why"]
     before = arrays(page.get(f"/api/map/0/{slide}"))
     order = np.argsort(before["probability"])
-    positive, negative = int(order[-1]), [int(order[0]), int(order[1])]
-    marked(page, slide, [positive], 1)
+    highest, negative = int(order[-1]), [int(order[0]), int(order[1])]
+    marked(page, slide, [highest], 1)
     marked(page, slide, negative, 0)
     answer = page.get(f"/api/taught/0/{slide}")
     after = arrays(answer)
-    assert after["probability"][positive] > before["probability"][positive]
+    assert after["probability"][highest] > before["probability"][highest]
     assert "p_value" not in after and answer.headers["x-gpmil-version"] == "2"
     card = json.loads((run / "config.json").read_text())
     bags = gpmil.read(card["options"]["source"]["data"])
@@ -196,6 +196,10 @@ def test_the_map_answers_as_an_update_in_python_does(run):
     np.testing.assert_allclose(after["probability"], expected, atol=1e-6)
     loaded = gpmil.load(saved["model"])
     np.testing.assert_allclose(loaded.predict_instances(bags[own]).probability, expected, atol=1e-6)
+    asked = page.get("/api/suggest/0").json()["patches"]
+    assert 2 <= len(asked) <= 6 and len({s["slide"] for s in asked}) == len(asked)
+    positive = set(table["slide"][table["label"] == 1])
+    assert all(names[s["slide"]] in positive for s in asked)
     shown = float(answer.headers["x-gpmil-probability"])
     np.testing.assert_allclose(shown, loaded.predict_proba(bags[own])[0, 1], atol=1e-6)
     for _ in range(2):

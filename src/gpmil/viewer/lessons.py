@@ -64,6 +64,10 @@ def _answers(app: FastAPI, teacher: Any) -> None:
         head = {"content-disposition": f"attachment; filename={LABEL_FILE}"}
         return Response(teacher(run).label_file(), headers=head, media_type="text/csv")
 
+    @app.get("/api/suggest/{run}", response_model=None)
+    def suggest(run: int) -> dict[str, Any]:
+        return teacher(run).suggest()
+
     @app.get("/api/taught/{run}/{slide}", response_model=None)
     def taught(run: int, slide: int) -> Response:
         start = time.perf_counter()

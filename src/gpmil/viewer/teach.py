@@ -35,6 +35,8 @@ logger = logging.getLogger("gpmil")
 LEARNERS = ("VGPMILPRI", "VGPMILPR")
 TAUGHT, LABEL_FILE = "taught", "patch_labels.csv"  # what saving writes into the run
 PATHS = ("labels", "slide_table")
+SUGGESTED = 6
+HOW = "Uncertain patches near the boundary that many others look like: the largest change expected."
 MOST_PATCHES = 5_000  # of a slide whose own probability is computed at every mark
 
 
@@ -47,21 +49,23 @@ class Lesson:
 
     def __init__(self, bags: "Bags", model: "BagClassifier") -> None:
         self.bags, self.before = bags, model
-        self.after, self.lines = model, 0
+        self.after, self.taught, self.lines = model, bags, -1
         self.places = {str(name): b for b, name in enumerate(bags.names)}
         used = getattr(model, "instance_labels", "ignore") == "use"
         self.known = np.array(bags.instance_labels) if used else np.full(bags.n_instances, -1)
 
     def learn(self, rows: Sequence[int], labels: Sequence[int], lines: int) -> "BagClassifier":
         """The model with these labels, and those of its fit."""
+        if not len(rows) and self.lines < 0:  # nothing is taught yet
+            self.taught, self.lines = self.bags.with_instance_labels(self.known), lines
         if lines != self.lines:
             values = self.known.copy()
             values[list(rows)] = list(labels)
             after: Any = copy.copy(self.after)
-            if after.cross_fit_ is not None:  # p-values and calibration are of the model before
-                after.cross_fit_ = None
-            self.after = after.update(self.bags.with_instance_labels(values))
-            self.lines = lines
+            # What was cross-fitted, p-values and calibration, is of the model before.
+            after.cross_fit_, after.flags, after.calibrated = None, False, False
+            taught = self.bags.with_instance_labels(values)
+            self.after, self.taught, self.lines = after.update(taught), taught, lines
         return self.after
 
 
@@ -202,6 +206,18 @@ class Teacher:
         if bag.n_instances <= MOST_PATCHES:
             facts["x-gpmil-probability"] = repr(float(model.predict_proba(bag)[0, 1]))
         return drawn, facts
+
+    def suggest(self) -> dict[str, Any]:
+        """Patches whose labels are expected to change the maps most, at most one of a slide."""
+        from gpmil.models.suggestions import suggest
+
+        lesson, (model, _) = self.lesson(), self.taught()
+        rows = suggest(model, lesson.taught, SUGGESTED)
+        found = []
+        for row, b in zip(rows.tolist(), lesson.bags.bag_index[rows].tolist()):
+            slide, index = self.slides[str(lesson.bags.names[b])], row - int(lesson.bags.offsets[b])
+            found.append({"slide": slide, "index": index})
+        return {"patches": found, "how": HOW}
 
     # --- Saving -----------------------------------------------------------------------------------
     def label_file(self) -> bytes:

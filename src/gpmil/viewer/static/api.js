@@ -62,7 +62,7 @@ export const mark = (run, body) => post(`api/marks/${run}`, body);
 export const turnMarks = (run, what, body) => post(`api/marks/${run}/${what}`, body);
 export const saveTaught = (run) => post(`api/marks/${run}/save`, {});
 export const labelFileUrl = (run) => `api/marks/${run}/patch_labels.csv`;
-export const suggestions = (run, slide) => json(`api/suggest/${run}` + query({ slide }));
+export const suggestions = (run) => json(`api/suggest/${run}`);
 
 // The map by the model as it is taught now, and what is said of the slide.
 export const taughtMap = remember(KEPT_MAPS, async (run, slide, version) => {

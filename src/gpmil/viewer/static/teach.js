@@ -164,7 +164,7 @@ export class Teaching {
 
   #showSuggestions() {
     byId("suggestions").replaceChildren(
-      ...this.suggested.map((s) => this.#entry(s, `p ${Number(s.probability).toPrecision(2)}`)),
+      ...this.suggested.map((s) => this.#entry(s, "")),
     );
     byId("suggest-note").hidden = !this.suggested.length;
   }
@@ -172,8 +172,7 @@ export class Teaching {
   async suggest() {
     byId("suggest").disabled = true;
     try {
-      const slide = this.cohort.columns.name.indexOf(get().slide);
-      const { patches, how } = await api.suggestions(this.run, slide);
+      const { patches, how } = await api.suggestions(this.run);
       this.suggested = patches;
       byId("suggest-note").textContent = patches.length ? how : "";
       if (!patches.length) this.told.say("no patch is left to ask about");
