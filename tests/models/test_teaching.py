@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 from oracles import model as oracle
 from oracles import slide_effect as naive
 from oracles import taught
+from scipy.stats import multivariate_normal
 from synthetic import pr, pri, small_cohort
 
 import gpmil
+from gpmil.distributed import WholeCohort
+from gpmil.inference import objective
 
 TAU, COUPLING, MEAN, VARIANCE, LENGTH = 0.9, 0.7, -0.4, 2.3, 1.8
 NUMBERS = {
@@ -36,7 +40,8 @@ def labelled(bags, share=0.4, seed=1, also=()):
 
 @pytest.fixture(scope="module")
 def bags(truth):
-    return labelled(truth)
+    positive = np.flatnonzero(truth.instance_labels == 1)
+    return labelled(truth, also=positive[[0, 3]])
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +178,106 @@ def test_an_update_takes_the_bags_of_the_fit_and_fails_without_a_trace(model, ba
         sweeps.update(bags)
     assert sweeps.instance_labels == "ignore"
     np.testing.assert_array_equal(model.whitened_mean_, before)
+
+
+# --- Bags and labels left out ---------------------------------------------------------------------
+
+
+def predicted(model, bag):
+    """mu and S of m_b under the model, with explicit inverses."""
+    Z, x = model.inducing_points_, bag.features
+    Kzz = oracle.kernel(Z, Z, "rbf", VARIANCE, LENGTH)
+    L = np.linalg.cholesky(Kzz + oracle.JITTER * VARIANCE * np.eye(len(Z)))
+    W = np.linalg.solve(L, oracle.kernel(x, Z, "rbf", VARIANCE, LENGTH).T).T
+    S = oracle.coupling_matrix(bag.adjacency.toarray(), COUPLING)
+    V = oracle.kernel(x, x, "rbf", VARIANCE, LENGTH) - W @ W.T
+    V += W @ np.linalg.inv(model.whitened_precision_) @ W.T
+    return MEAN + S @ W @ model.whitened_mean_, S + S @ V @ S + TAU**2
+
+
+def chance(mu, S, known, label):
+    """P(the known patches have their labels, and the bag has its own)."""
+
+    def below(mask, side):
+        if not mask.any():
+            return 1.0
+        D = side[mask]
+        normal = multivariate_normal(D * mu[mask], np.outer(D, D) * S[np.ix_(mask, mask)])
+        return normal.cdf(np.zeros(mask.sum()))
+
+    side, told = np.where(known == 1, -1.0, 1.0), known >= 0
+    if not label:
+        return below(np.ones_like(told), np.ones(len(mu)))
+    if (known == 1).any():
+        return below(told, side)
+    return below(told, side) - below(np.ones_like(told), np.ones(len(mu)))
+
+
+def test_bags_and_labels_left_out_are_those_of_refits(model, bags, inducing):
+    found, by_patch = model.leave_one_bag_out(bags), model.leave_one_label_out(bags)
+    cohort = WholeCohort(bags, torch.device("cpu"), bags.labels)
+    problem = model._problem(model._gp(torch.device("cpu")), cohort)
+    joint = cohort.leave_one_bag_out(problem, torch.from_numpy(model.whitened_mean_), True)
+    settings = NUMBERS | {"inducing": model.inducing_points_, "instance_labels": "use"}
+    apart = {"bag": [], "joint": [], "patch": []}
+    for b, bag in enumerate(bags):
+        rest = pri(**settings).fit(bags[np.delete(np.arange(len(bags)), b)])
+        mu, S = predicted(rest, bag)
+        known, label = bag.instance_labels, int(bag.labels[0])
+        own = by_patch[bags.bag_index == b]
+        assert np.array_equal(np.isnan(own), known < 0)
+        whole = chance(mu, S, known, label)
+        apart["joint"].append(joint[b] - np.log(whole))
+        if not label:
+            apart["bag"].append(found[b] - np.log(whole))
+            assert (own[known >= 0] == 0).all()
+            continue
+        if (known == 1).any():
+            assert found[b] == 0
+        elif (known == 0).any():
+            below = chance(mu[known == 0], S[np.ix_(known == 0, known == 0)], known[known == 0], 0)
+            apart["bag"].append(found[b] - np.log(whole / below))
+        for i in np.flatnonzero(known >= 0):
+            less = known.copy()
+            less[i] = -1
+            apart["patch"].append(own[i] - np.log(whole / chance(mu, S, less, 1)))
+    for name, values in apart.items():
+        assert len(values) > 3, name
+        assert np.abs(values).mean() < 0.02 and np.abs(values).max() < 0.1, (name, values)
+
+
+def test_labels_need_a_model_that_knows_them(bags, inducing):
+    with pytest.raises(ValueError, match="instance_labels='use'"):
+        pri(**NUMBERS, inducing=inducing).fit(bags).leave_one_label_out(bags)
+
+
+def test_the_gradient_of_the_tuning_objective_with_labels(model, bags):
+    """Against differences of its value, in every setting."""
+    made = model._tuning_cohort(bags, bags.labels, torch.device("cpu"), None)
+    assert (made.known >= 0).sum() == (bags.instance_labels >= 0).sum()
+    settings = objective.Settings(VARIANCE, LENGTH, MEAN, COUPLING, TAU)
+    slopes = objective.gradient(made, settings).settings
+    for name, step in (
+        ("variance", 0.02),
+        ("mean", 0.02),
+        ("coupling", 0.01),
+        ("slide_effect", 0.01),
+    ):
+        up, down = (
+            objective.value(made, settings._replace(**{name: getattr(settings, name) + e}))[0]
+            for e in (step, -step)
+        )
+        assert getattr(slopes, name) == pytest.approx((up - down) / (2 * step), abs=2e-3), name
+
+
+def test_settings_are_learned_with_the_labels_in(truth, bags):
+    settings = {"n_inducing": 8, "tuning_budget": 2, "random_state": 1, "slide_effect": "auto"}
+    found = gpmil.VGPMILPRI(**settings, instance_labels="use").fit(bags)
+    plain = gpmil.VGPMILPRI(**settings).fit(bags)
+    assert found.converged_ and found.loo_log_likelihood_ < 0
+    assert found.tuning_trace_[0]["score"] != plain.tuning_trace_[0]["score"]
+    again = found.with_settings_fixed()
+    assert again.instance_labels == "use"
+    np.testing.assert_allclose(
+        again.fit(bags).predict_proba(truth), found.predict_proba(truth), atol=1e-8
+    )

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from gpmil.inference import leave_out
-from gpmil.inference.leave_out import Bag, Mean, Optimum
+from gpmil.inference.leave_out import Bag, Mean, Optimum, Score
 from gpmil.moments.coupled import cut_slope
 
 ELEMENTS = 2**21  # numbers in M x M matrices of groups (or of bags) held at once: 16 MB each
@@ -162,19 +162,24 @@ def predicted(
 
 
 def scores_without(
-    padded: Padded, groups: Shaped[np.ndarray, " B"], at: Optimum, mean: Mean, share: Share
+    padded: Padded,
+    groups: Shaped[np.ndarray, " B"],
+    at: Optimum,
+    mean: Mean,
+    share: Share,
+    score: Score = leave_out.scores,
 ) -> Float[Tensor, " B"]:
     """log p(y_b) of every bag under the fit without its group."""
     out = torch.full((len(groups),), torch.nan, dtype=torch.float64)
     for parcel in parcels(groups, len(groups), len(at.w)):
         if parcel.group is None:
             for numbers, bag in padded(parcel.bags):
-                out[numbers] = leave_out.scores_without(bag, at, mean).cpu()
+                out[numbers] = leave_out.scores_without(bag, at, mean, score).cpu()
             continue
         of_bags = ((group, share(bag, at)) for _, group, bag in _batches(parcel, padded))
         left = without(summed(parcel.n_groups, of_bags), at)
         for numbers, group, bag in _batches(parcel, padded):
-            out[numbers] = leave_out.scores(bag, *predicted(bag, group, at.c, left)).cpu()
+            out[numbers] = score(bag, *predicted(bag, group, at.c, left)).cpu()
     return out
 
 

@@ -35,6 +35,7 @@ from gpmil.process.sparse_gp import SparseGP
 
 # Times the step that ignores the bag's own curvature: beyond it Newton has lost its way.
 LONGEST = 10.0
+LEAST = -1e-8  # log P_all - log P_L, two runs of EP: never above
 
 
 class Bag(NamedTuple):
@@ -193,25 +194,81 @@ def covariance_from(bag: Bag, back: Float[Tensor, "b p p"]) -> Float[Tensor, "b 
 
 
 Mean = Callable[[Bag, Optimum], Float[Tensor, "b p"]]  # mu_b of every bag without it
+Score = Callable[[Bag, Float[Tensor, "b p"], Float[Tensor, "b p p"]], Tensor]  # m_b ~ N(mu, S)
 
 
-def scores_without(bag: Bag, at: Optimum, mean: Mean) -> Float[Tensor, " b"]:
-    """log p(y_b) of every bag under the fit without it."""
-    return scores(bag, mean(bag, at), covariance(bag, at))
+# --- What is known of a bag, under the fit without it ---------------------------------------------
 
 
 def scores(bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]) -> Float[Tensor, " b"]:
-    """log p(y_b) by the orthant engine."""
+    """log p(y_b), or of y_b and the known labels of patches, by the orthant engine."""
     found = orthant.log_orthant(mu, S, bag.mask, effect=float(bag.effect))
-    return torch.where(bag.positive, found.log_1mp, found.log_p)
+    label = torch.where(bag.positive, found.log_1mp, found.log_p)
+    return _with_told(bag, mu, S, label, found.log_p)[0]
+
+
+def label_scores(
+    bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]
+) -> Float[Tensor, " b"]:
+    """log p(y_b | known labels of its patches): 0 where one of them is positive."""
+    found = orthant.log_orthant(mu, S, bag.mask, effect=float(bag.effect))
+    label = torch.where(bag.positive, found.log_1mp, found.log_p)
+    both, told = _with_told(bag, mu, S, label, found.log_p)
+    return both - told
 
 
 def smooth_scores(
     bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]
 ) -> Float[Tensor, " b"]:
-    """log p(y_b) by plain EP, which can be differentiated; no correction, no sampling."""
+    """As `scores` by plain EP, which can be differentiated; no correction, no sampling."""
     log_p = orthant.log_orthant_ep(mu, S, bag.mask)
-    return torch.where(bag.positive, log_not(log_p), log_p)
+    return _with_told(bag, mu, S, torch.where(bag.positive, log_not(log_p), log_p), log_p)[0]
+
+
+def patch_scores(
+    bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]
+) -> Float[Tensor, "b p"]:
+    """log p(label of a patch | the bag's label and its other patches'); nan where unknown."""
+    known = torch.full_like(bag.mask, -1, dtype=torch.long) if bag.known is None else bag.known
+    out = torch.where(known >= 0, 0.0, torch.nan).to(mu)  # a negative bag says it itself
+    whole = smooth_scores(bag, mu, S)
+    told = (known >= 0) & bag.positive[:, None]
+    for i in told.any(0).nonzero()[:, 0].tolist():
+        here = told[:, i]
+        less = known[here].clone()
+        less[:, i] = -1
+        some = [x[here] for x in bag[:6]]
+        without = smooth_scores(Bag._make([*some, bag.effect, less]), mu[here], S[here])
+        out[here, i] = (whole[here] - without).clamp(max=0.0)
+    return out
+
+
+def _with_told(
+    bag: Bag, mu: Tensor, S: Tensor, label: Float[Tensor, " b"], log_q: Float[Tensor, " b"]
+) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+    """log p(y_b, known labels of patches), and of these labels alone.
+
+    With a positive one the bag's label is known: P(m_i has its side, i known). Else P_L - P_all,
+    the chances that the known ones and that all of them lie below zero; `log_q` is log P_all.
+    """
+    told = torch.zeros_like(label)
+    if bag.known is None:
+        return label, told
+    teaches = (bag.known >= 0).any(-1) & bag.positive
+    if not bool(teaches.any()):
+        return label, told
+    known, at = bag.known[teaches], teaches.nonzero()[:, 0]
+    side = torch.where(known == 1, -1.0, 1.0).to(mu)
+    mu, S = side * mu[teaches], side[:, :, None] * S[teaches] * side[:, None, :]
+    log_l = orthant.log_orthant_ep(mu, S, known >= 0)
+    rest = log_not((log_q[teaches] - log_l).clamp(max=LEAST))
+    both = log_l + torch.where((known == 1).any(-1), 0.0, rest)
+    return label.index_copy(0, at, both), told.index_copy(0, at, log_l)
+
+
+def scores_without(bag: Bag, at: Optimum, mean: Mean, score: Score = scores) -> Tensor:
+    """What is known of every bag under the fit without it."""
+    return score(bag, mean(bag, at), covariance(bag, at))
 
 
 def solve(A: Float[Tensor, "b p p"], x: Float[Tensor, "b p *k"]) -> Float[Tensor, "b p *k"]:

@@ -367,21 +367,31 @@ def _climb(problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: T
 
 
 def leave_one_bag_out(
-    problem: Problem, bags: Iterable[tuple[np.ndarray, Bag]], w: Float[Tensor, " M"], direct: bool
+    problem: Problem,
+    bags: Iterable[tuple[np.ndarray, Bag]],
+    w: Float[Tensor, " M"],
+    direct: bool,
+    score: leave_out.Score = leave_out.scores,
 ) -> Float[Tensor, " B"]:
     """log p(y_b) of every bag under the fit without it, all from the one fit at w.
 
     `bags` gives the cohort in padded batches with the numbers of their bags; `direct`: w is the
     maximum of the collapsed bound, otherwise the paper's fixed point (coupled moments: both).
+    `score` says what is asked of a bag whose patches have known labels.
     """
     at, mean = without_each_bag(problem, w, direct)
-    found = [(numbers, leave_out.scores_without(bag, at, mean)) for numbers, bag in bags]
+    found = [(numbers, leave_out.scores_without(bag, at, mean, score)) for numbers, bag in bags]
     order = np.argsort(np.concatenate([numbers for numbers, _ in found]))
     return torch.cat([scores for _, scores in found])[torch.from_numpy(order)]
 
 
 def leave_one_group_out(
-    problem: Problem, padded: Padded, groups: Shaped[np.ndarray, " B"], w: Tensor, direct: bool
+    problem: Problem,
+    padded: Padded,
+    groups: Shaped[np.ndarray, " B"],
+    w: Tensor,
+    direct: bool,
+    score: leave_out.Score = leave_out.scores,
 ) -> Float[Tensor, " B"]:
     """The same under the fit without any bag of its group; `padded` gives chosen bags."""
     at, mean = without_each_bag(problem, w, direct)
@@ -389,7 +399,7 @@ def leave_one_group_out(
     share: leave_groups.Share = leave_groups.share_of_bound
     if not direct or coupled:
         share = functools.partial(leave_groups.share_of_fixed_point, coupled=coupled)
-    return leave_groups.scores_without(padded, groups, at, mean, share)
+    return leave_groups.scores_without(padded, groups, at, mean, share, score)
 
 
 def without_each_bag(

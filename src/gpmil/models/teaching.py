@@ -196,6 +196,24 @@ class TeachableGP(PointsOnLesions):
         """Solve from a given w, and keep what was found."""
         raise NotImplementedError
 
+    # --- Labels left out ----------------------------------------------------------------------
+
+    def leave_one_label_out(self, bags, y=None) -> Float[np.ndarray, " N"]:
+        """log p of every known label of a patch, given all that is known but this label.
+
+        `bags` (and y) are those the model was fitted on with instance_labels="use". The bag is
+        taken out of the fit as in `leave_one_bag_out`, then its label and its other labels count
+        again; inducing points stay. nan where no label is known; 0 in negative bags.
+        """
+        if not self._is_taught():
+            raise ValueError(
+                "the model knows no labels of patches: fit it with instance_labels='use', or call "
+                "update(bags) with labelled patches."
+            )
+        with torch.no_grad():
+            cohort, problem, w = self._fitted_problem(bags, y)
+            return cohort.leave_one_label_out(problem, w, self.solver == "direct")
+
 
 def moved(before: SparseGP, now: SparseGP, w: Float[Tensor, " M"]) -> Float[Tensor, " M2"]:
     """w at other inducing points: what the process at the earlier ones says of the new.
