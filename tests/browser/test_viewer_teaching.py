@@ -99,7 +99,9 @@ def test_suggestions_lead_to_patches_and_the_taught_model_is_saved(page, lesson,
     count(page, 1)
     assert page.page.locator("#suggestions li").count() == len(names) - 1
     page.page.click("#save-taught")
-    page.page.wait_for_function("document.querySelector('#status').textContent.includes('saved')")
+    page.page.wait_for_function(
+        "() => document.querySelector('#status').textContent.includes('saved')"
+    )
     table = pd.read_csv(lesson[1] / "taught" / "patch_labels.csv")
     assert table["slide"].tolist() == [names[0].split(",")[0]] and table["label"].tolist() == [1]
     assert gpmil.load(lesson[1] / "taught" / "model").instance_labels == "use"

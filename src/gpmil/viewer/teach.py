@@ -209,9 +209,10 @@ class Teacher:
 
     def suggest(self) -> dict[str, Any]:
         """Patches whose labels are expected to change the maps most, at most one of a slide."""
+        lesson, (model, _) = self.lesson(), self.taught()
+        # Only now: a thread that imports a part of a package does not wait for the whole of it.
         from gpmil.models.suggestions import suggest
 
-        lesson, (model, _) = self.lesson(), self.taught()
         rows = suggest(model, lesson.taught, SUGGESTED)
         found = []
         for row, b in zip(rows.tolist(), lesson.bags.bag_index[rows].tolist()):

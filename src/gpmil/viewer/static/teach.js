@@ -208,6 +208,10 @@ export class Teaching {
     for (const what of ["undo", "redo"]) {
       byId(what).addEventListener("click", () => this.turn(what));
     }
+    // Another window may have marked meanwhile.
+    addEventListener("focus", () => {
+      if (this.state) this.#act(() => api.marks(this.run, this.window));
+    });
     byId("taught").addEventListener("change", (event) => set({ taught: event.target.checked }));
     byId("suggest").addEventListener("click", () => this.suggest());
     byId("save-taught").addEventListener("click", () => this.save());
