@@ -45,8 +45,11 @@ def count(page, number: int) -> None:
     page.loaded()
 
 
-def test_marks_by_click_stroke_and_key_survive_a_reload(page, lesson, patches):
+def test_marks_by_click_stroke_and_key_survive_a_reload(page, lesson, patches, screenshots):
     before = page.pixels()
+    page.page.click("summary")
+    page.page.fill("#who", "M. K.")
+    page.page.keyboard.press("Tab")
     top, low = patches.iloc[0], patches[patches["probability"] < 0.2]
     page.page.click("#brush1")
     page.page.mouse.click(*middle(page, top))
@@ -67,7 +70,8 @@ def test_marks_by_click_stroke_and_key_survive_a_reload(page, lesson, patches):
     page.page.mouse.move(*middle(page, other))
     page.page.keyboard.press("n")
     count(page, total)
-    assert [line["label"] for line in lines(lesson[1])] == [1, 0, 0]
+    said = [(line["label"], line["who"]) for line in lines(lesson[1])]
+    assert said == [(1, "M. K."), (0, "M. K."), (0, "M. K.")]
     after = page.pixels()
     assert after != before
     page.page.uncheck("#taught")
@@ -84,11 +88,14 @@ def test_marks_by_click_stroke_and_key_survive_a_reload(page, lesson, patches):
     count(page, total - 1)
     page.page.keyboard.press("Control+Shift+z")
     count(page, total)
+    page.page.click("summary")
+    assert page.page.input_value("#who") == "M. K."
+    page.page.screenshot(path=screenshots / "viewer_teach.png")
     page.page.click("#undo")
     count(page, total - 1)
 
 
-def test_suggestions_lead_to_patches_and_the_taught_model_is_saved(page, lesson, screenshots):
+def test_suggestions_lead_to_patches_and_the_taught_model_is_saved(page, lesson):
     page.page.click("#suggest")
     page.page.wait_for_selector("#suggestions li")
     names = page.page.locator("#suggestions .name").all_inner_texts()
@@ -108,8 +115,6 @@ def test_suggestions_lead_to_patches_and_the_taught_model_is_saved(page, lesson,
     with page.page.expect_download() as file:
         page.page.click("#label-file")
     assert file.value.suggested_filename == "patch_labels.csv"
-    page.page.click("summary")
-    page.page.screenshot(path=screenshots / "viewer_teach.png")
 
 
 def test_a_tumour_mark_on_a_negative_slide_is_refused(page, lesson):

@@ -37,6 +37,7 @@ TAUGHT, LABEL_FILE = "taught", "patch_labels.csv"  # what saving writes into the
 PATHS = ("labels", "slide_table")
 SUGGESTED = 6
 HOW = "Uncertain patches near the boundary that many others look like: the largest change expected."
+OF_BEFORE = ("p_value", "flagged", "doubt", "unlike")  # columns of a run's tables
 MOST_PATCHES = 5_000  # of a slide whose own probability is computed at every mark
 
 
@@ -48,8 +49,9 @@ class Lesson:
     """The data of a fit and its model, before and after it learned from marks."""
 
     def __init__(self, bags: "Bags", model: "BagClassifier") -> None:
-        self.bags, self.before = bags, model
-        self.after, self.taught, self.lines = model, bags, -1
+        self.bags, self.before = bags, _plain(model)
+        self.calibrated = bool(getattr(model, "calibrated", False))
+        self.after, self.taught, self.lines = self.before, bags, -1
         self.places = {str(name): b for b, name in enumerate(bags.names)}
         used = getattr(model, "instance_labels", "ignore") == "use"
         self.known = np.array(bags.instance_labels) if used else np.full(bags.n_instances, -1)
@@ -62,11 +64,16 @@ class Lesson:
             values = self.known.copy()
             values[list(rows)] = list(labels)
             after: Any = copy.copy(self.after)
-            # What was cross-fitted, p-values and calibration, is of the model before.
-            after.cross_fit_, after.flags, after.calibrated = None, False, False
             taught = self.bags.with_instance_labels(values)
             self.after, self.taught, self.lines = after.update(taught), taught, lines
         return self.after
+
+
+def _plain(model: "BagClassifier") -> "BagClassifier":
+    """The model without what was cross-fitted: p-values and calibration are not of a taught one."""
+    plain: Any = copy.copy(model)
+    plain.cross_fit_, plain.flags, plain.calibrated = None, False, False
+    return plain
 
 
 class Teacher:
@@ -199,12 +206,14 @@ class Teacher:
         said = model.predict_instances(bag)
         own = self.maps.get(self.number, slide)
         tag = f"{own.tag}-{history.lines}"
-        drawn = replace(
-            own, probability=said.probability, sd=said.std, p_value=None, flagged=None, tag=tag
-        )
+        # What else the run's table says of patches is of the model before.
+        found: dict[str, Any] = {name: None for name in OF_BEFORE if hasattr(own, name)}
+        drawn = replace(own, probability=said.probability, sd=said.std, tag=tag, **found)
         facts = {"x-gpmil-version": str(history.lines)}
         if bag.n_instances <= MOST_PATCHES:
-            facts["x-gpmil-probability"] = repr(float(model.predict_proba(bag)[0, 1]))
+            for name, of in (("before", lesson.before), ("probability", model)):
+                facts[f"x-gpmil-{name}"] = repr(float(of.predict_proba(bag)[0, 1]))
+            facts["x-gpmil-calibrated"] = str(int(lesson.calibrated))
         return drawn, facts
 
     def suggest(self) -> dict[str, Any]:

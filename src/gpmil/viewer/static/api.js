@@ -68,7 +68,8 @@ export const suggestions = (run) => json(`api/suggest/${run}`);
 export const taughtMap = remember(KEPT_MAPS, async (run, slide, version) => {
   const answer = await ask(`api/taught/${run}/${slide}`);
   const said = (name) => answer.headers.get(`x-gpmil-${name}`);
-  const facts = { slide, version, probability: said("probability"), seconds: said("seconds") };
+  const facts = { slide, version, calibrated: said("calibrated") === "1" };
+  for (const name of ["before", "probability", "seconds"]) facts[name] = said(name);
   return { bytes: await answer.arrayBuffer(), facts };
 });
 

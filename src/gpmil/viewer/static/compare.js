@@ -70,9 +70,7 @@ export class Compare {
 
   look(part) {
     const { colours, opacity, threshold, sdTop, outlines } = get();
-    // A taught map has probabilities alone: what was tested belongs to the model before.
-    const usual = part.taught ? "probability" : "none";
-    const layer = available(part.pane.map)[part.setting.layer] ? part.setting.layer : usual;
+    const layer = available(part.pane.map)[part.setting.layer] ? part.setting.layer : "none";
     const drawn = { opacity: opacity ?? this.usualOpacity(part), sdTop: sdTop || 1 };
     return { layer, colours, threshold, outlines, ...drawn, ...this.inks() };
   }
@@ -206,7 +204,6 @@ export class Compare {
         part.pane.clear(missing);
         part.element.dataset.loaded = wanted;
       } else {
-        part.taught = version !== null;
         part.pane.load(slide, current.slide, run, coupling, image[slide], version);
       }
     }

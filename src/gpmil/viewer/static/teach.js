@@ -96,7 +96,7 @@ export class Teaching {
 
   // The slide by the taught model, as its map has arrived.
   learned(facts, failure) {
-    this.facts = facts;
+    this.facts = facts ?? { version: this.version(this.run) };
     if (failure) this.told.say(failure.message, true);
     this.#show();
   }
@@ -132,12 +132,14 @@ export class Teaching {
     const sum = (label) => marks.filter((mark) => mark.label === label).length;
     const words = `${sum(1)} ${this.words[1]}, ${sum(0)} ${this.words[0]}.`;
     const { facts } = this;
-    if (!facts || this.version(this.run) !== facts.version) return words;
+    const version = this.version(this.run);
+    if (version === null) return words;
+    if (facts?.version !== version) return `${words} Learning \u2026`;
     const slide = this.cohort.columns.name.indexOf(get().slide);
-    const before = this.cohort.columns.runs[this.run]?.probability[slide];
-    if (facts.slide !== slide || !facts.probability || before === null) return words;
-    const [old, now] = [before, facts.probability].map((p) => Number(p).toPrecision(3));
-    return `${words} This slide: ${old} before, ${now} after (${facts.seconds} s).`;
+    if (facts.slide !== slide || !facts.probability) return words;
+    const [old, now] = [facts.before, facts.probability].map((p) => Number(p).toPrecision(3));
+    const kind = facts.calibrated ? ", not calibrated" : "";
+    return `${words} This slide: ${old} before, ${now} after${kind} (${facts.seconds} s).`;
   }
 
   #entry(found, words) {
