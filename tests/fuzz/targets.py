@@ -21,8 +21,9 @@ from gpmil.cli import inspect
 from gpmil.cli.options import Source
 from gpmil.data.bags import Bags
 from gpmil.io import h5_look, read_with_report, with_patch_labels
+from gpmil.runs.files import MARKS
 from gpmil.runs.maps_input import PatchTable
-from gpmil.runs.marks import MARKS, MarksFile
+from gpmil.runs.marks import MarksFile
 from gpmil.show import qupath
 
 h5_look.SECONDS = 1.0  # so many seconds per file that libhdf5 would never be done with

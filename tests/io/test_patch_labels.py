@@ -109,10 +109,10 @@ def test_what_fits_no_slide_and_no_patch_is_counted_and_named(bags, tmp_path, ca
         ([("s1", 0, 0, "a"), ("s1", 256, 0, "b")], None, "positive='tumour' is not among"),
         ([("s1", 0, 0, 2), ("s1", 256, 0, 0)], None, "patch labels: .*not among the classes"),
         ([("s1", "here", 0, 1)], None, "expected a number, found 'here'"),
-        ([("s1", 0, 0, 1)], ("slide", "x", "why", "label"), "column 'x' has no partner"),
-        ([("s1", 0, 0, 1)], ("slide", "a", "b", "label"), "expected columns x and y"),
-        ([("s1", 0, 0, 1)], ("slide", "x", "y", "note"), "expected a column with the label"),
-        ([("s1", 0, 0, 1)], ("who", "x", "y", "label"), "expected a column with the slide"),
+        ([("s1", 0, 0, 1)], ("slide", "x", "why", "label"), "none for x and y"),
+        ([("s1", 0, 0, 1)], ("slide", "a", "b", "label"), "found 'slide', 'a', 'b', 'label'"),
+        ([("s1", 0, 0, 1)], ("slide", "x", "y", "note"), "There is none for label"),
+        ([("s1", 0, 0, 1)], ("who", "x", "y", "label"), "There is none for slide"),
     ],
 )
 def test_bad_tables(bags, tmp_path, rows, columns, words):

@@ -6,7 +6,9 @@ import threading
 import pytest
 
 from gpmil.runs import marks
-from gpmil.runs.marks import MARKS, MarksFile, described, table_rows
+from gpmil.runs.files import MARKS
+from gpmil.runs.marks import MarksFile, described, table_rows
+from gpmil.runs.workspace import check_target
 
 A, B, C = (512.0, 256.0), (768.0, 256.5), (0.0, -3.0)
 
@@ -112,3 +114,10 @@ def test_what_cannot_be_written_is_said(tmp_path, monkeypatch):
     (tmp_path / "run" / ".marks.lock").mkdir()
     with pytest.raises(ValueError, match="marks cannot be kept in the run folder"):
         file.add("s", 1, [A], "x", "w")
+
+
+def test_no_run_replaces_marks(tmp_path):
+    (tmp_path / "run").mkdir()
+    MarksFile(tmp_path / "run").add("s", 1, [A], "x", "w")
+    with pytest.raises(ValueError, match="holds marks that people made in the viewer"):
+        check_target(tmp_path / "run")

@@ -17,8 +17,7 @@ from fastapi.testclient import TestClient
 import gpmil
 from gpmil.io import with_patch_labels
 from gpmil.runs import judge
-from gpmil.runs.files import read_predictions
-from gpmil.runs.marks import MARKS
+from gpmil.runs.files import MARKS, read_predictions
 from gpmil.viewer import cohort as cohorts
 from gpmil.viewer.app import build
 from gpmil.viewer.security import LARGEST_BODY, door

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from scipy.spatial import cKDTree
 
 from gpmil.data import classes
 from gpmil.data.bags import Bags
 from gpmil.data.checks import SHOWN, all_columns, count, listed
+from gpmil.data.classes import join_words
 from gpmil.io import annotations
-from gpmil.io.labels import column_of, key
+from gpmil.io.labels import SLIDE_NAMES, key
 from gpmil.io.table_files import header_of, is_table, read_frame
-from gpmil.io.tables import GUESSES, axes_of, like, numbers
+from gpmil.io.tables import GUESSES, POSITIONS, like, numbers
 
 logger = logging.getLogger("gpmil")
 
@@ -151,17 +151,18 @@ def _add_table(path: Path, found: Found) -> None:
 
 
 def _columns(header: list[str], path: Path) -> tuple[str, str, list[str]]:
-    """The columns of the slide and of the label, and those of the position."""
-    empty = pd.DataFrame(columns=header)
-    slide = column_of("slide", None, empty, str(path))
-    label = like(GUESSES["instance_label"], header)
-    label = label or column_of("label", None, empty, str(path))
-    axes = axes_of(("x", "y"), header, path)
-    if len(axes) != 2:
+    """The columns of the slide and of the label, and those of the position, by their names."""
+    pairs = ([like([axis], header) for axis in pair] for pair in POSITIONS)
+    x, y = next((pair for pair in pairs if None not in pair), (None, None))
+    usual = {"slide": SLIDE_NAMES, "label": (*GUESSES["instance_label"], *GUESSES["label"])}
+    found = {what: like(names, header) for what, names in usual.items()} | {"x": x, "y": y}
+    missing = [what for what, column in found.items() if column is None]
+    if missing:
         raise ValueError(
-            f"{path}: expected columns x and y with the positions of patches, found "
-            f"{all_columns(header)}."
+            f"{path}: expected columns slide, x, y and label, found {all_columns(header)}. There "
+            f"is none for {join_words(missing)}: give it such a name."
         )
+    slide, label, *axes = (str(column) for column in found.values())
     return slide, label, axes
 
 

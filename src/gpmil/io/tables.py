@@ -122,7 +122,7 @@ def whole(
     """All slides as one cohort; `said` are options of `classes.encode`."""
     header = header_of(path)
     slide, known = _known_columns(names, header, path)
-    axes = axes_of(coords, header, path)
+    axes = _axes(coords, header, path)
     parts = _split_column(split, header, path)
     text = [c for c in (slide, known["patient"], parts) if c is not None]
     df = read_frame(path, text)
@@ -211,8 +211,7 @@ def require(columns: Sequence[str], header: list[str], path: Path | str, what: s
     return list(columns)
 
 
-def axes_of(coords: str | Sequence[str] | None, header: list[str], path: Path) -> list[str]:
-    """The columns of the positions: those given, else a usual pair; none without."""
+def _axes(coords: str | Sequence[str] | None, header: list[str], path: Path) -> list[str]:
     if coords is None:
         return []
     axes = [coords] if isinstance(coords, str) else list(coords)

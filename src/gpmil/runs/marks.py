@@ -23,9 +23,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gpmil.data.checks import count
-from gpmil.runs.files import FARTHEST
+from gpmil.runs.files import FARTHEST, MARKS
 
-MARKS, LOCK = "marks.jsonl", ".marks.lock"
+LOCK = ".marks.lock"
 SECONDS = 10.0  # that another window may take
 LONGEST_NAME, MOST_PATCHES = 80, 100_000
 LABELS = (1, 0, -1)
