@@ -5,9 +5,10 @@
     python benchmarks/teaching.py --times
 
 Five folds (patients kept together where they are known), predictions of the folds pooled, means
-over fold seeds. Clicks are labels of random patches of positive training images, the first ones among
-the next. Settings, the slide effect included, are learned without labels and kept (`update`), or
-learned again with the labels in. `--times`: how long an update takes, SICAPv2 and 20,000 patches.
+over fold seeds. Clicks are labels of random patches of positive training images, the first ones
+among the next. Settings, the slide effect included, are learned without labels and kept
+(`update`), or learned again with the labels in. `--times`: how long an update takes, SICAPv2 and
+20,000 patches.
 """
 
 import argparse
