@@ -256,7 +256,8 @@ class TunedGP(FittedGP):
             made = made.with_kernel(found.kernel)
             weights, self.loo_log_likelihood_ = tuning.relevance(made, found.settings, budget)
             self._weigh_columns(weights)
-        self._warn_of_guessing(labels[chosen])
+        if not self._is_taught():  # with labels of patches in it no share of bags compares
+            self._warn_of_guessing(labels[chosen])
         logger.info(
             "learned from %d bags: %s; leave-one-%s-out log likelihood %.4f per bag",
             len(chosen), tuning.in_words(found.settings), "bag" if groups is None else "patient",

@@ -19,7 +19,8 @@ from gpmil.distributed import WholeCohort
 from gpmil.files.persistence import CARD
 from gpmil.inference import solvers as inference
 from gpmil.models.base import progress_shown, resolve_device, training_labels
-from gpmil.models.checks import count, one_of
+from gpmil.models.checks import count, flag, one_of
+from gpmil.models.cross_fit import CrossFit
 from gpmil.models.on_lesions import PointsOnLesions
 from gpmil.models.saved import Arrays, Card
 from gpmil.models.saved_checks import Damaged, Symbols
@@ -142,14 +143,19 @@ class TeachableGP(PointsOnLesions):
 
     # --- New labels ---------------------------------------------------------------------------
 
-    def update(self: Model, bags, y=None) -> Model:
+    def update(self: Model, bags, y=None, *, cross_fit=True) -> Model:
         """Take in the labels of patches as they are now in `bags.instance_labels`; returns self.
 
         `bags` (and y) are those of the fit, with more labels, other ones or fewer. The result is
         the fit to them at the settings, the way of the features and the other inducing points of
         this model, from where it stands: the first labels cost some steps, the next ones fewer.
         A model fitted with instance_labels="ignore" is taught from now on.
+
+        The models behind `calibrated` and `flags` are fitted again, too, which takes as long as
+        `n_folds` fits at given settings; cross_fit=False leaves them as they are, for a quick look:
+        calibration and p-values are then those of the model before.
         """
+        flag("cross_fit", cross_fit)
         bags = self._check_predictable(bags)
         fresh = copy.copy(self)  # an update that fails leaves this model as it was
         with torch.no_grad(), progress_shown(bool(self.verbose)):
@@ -158,6 +164,9 @@ class TeachableGP(PointsOnLesions):
             labels, _ = training_labels(bags, y)
             fresh._check_same_cohort(bags, labels)
             fresh._update(bags, labels, resolve_device(self.device))
+            if fresh.cross_fit_ is not None and cross_fit:
+                fold, calibrated = fresh.cross_fit_.fold, bool(self.calibrated)
+                fresh.cross_fit_ = CrossFit.fit(fresh, bags, labels, fold, calibrated)
         self.__dict__.update(fresh.__dict__)
         return self
 

@@ -168,7 +168,7 @@ def evaluated(lesson: Lesson, tau: Float[Tensor, ""], full: bool = True) -> Taug
     unexplained = torch.zeros_like(lesson.patches.offsets[1:], dtype=torch.bool)
     unexplained[lesson.unexplained] = True
     if not len(lesson.rest) or float(tau.detach()) == 0:
-        return summed(lesson, tau)
+        return summed(lesson, tau, full)
     some, rows = lesson.some(unexplained)
     found, close = by_difference(some, tau, full)
     direct = ~unexplained
@@ -178,7 +178,7 @@ def evaluated(lesson: Lesson, tau: Float[Tensor, ""], full: bool = True) -> Taug
     out = empty.joined(found, rows, unexplained.nonzero()[:, 0])
     if bool(direct.any()):
         rest, rows = lesson.some(direct)
-        out = out.joined(summed(rest, tau), rows, direct.nonzero()[:, 0])
+        out = out.joined(summed(rest, tau, full), rows, direct.nonzero()[:, 0])
     return out
 
 
@@ -189,29 +189,32 @@ def by_difference(
     (mu, sigma, offsets, row), own = lesson.patches, lesson.told
     sizes = torch.bincount(row[own], minlength=len(offsets) - 1)
     starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    negative = torch.zeros_like(sizes, dtype=torch.bool)
-    told = (mu[own], sigma[own], negative, starts, tau, row[own])
-    every = (mu, sigma, negative, offsets, tau, row)
+    told = summed(
+        Lesson(Patches(mu[own], sigma[own], starts, row[own]), lesson.side[own]), tau, full
+    )
+    every = (mu, sigma, torch.zeros_like(sizes, dtype=torch.bool), offsets, tau, row)
     if full:
-        m, n = slide_effect.moments(*told), slide_effect.moments(*every)
-        (g_told, log_told), (g, log_q) = (m.gamma, m.log_z), (n.gamma, n.log_z)
+        n = slide_effect.moments(*every)
+        g, log_q = n.gamma, n.log_z
     else:
-        (g_told, log_told), (g, log_q) = (slide_effect.gradient(*x) for x in (told, every))
-    log_ratio = log_q - log_told
-    log_z = log_told + log_not(log_ratio.clamp(max=NEAR_ONE))
-    more, less = torch.exp(log_told - log_z)[row[own]], torch.exp(log_q - log_z)[row]  # 1 + r, r
-    gamma = (-less * g).index_add(0, own, more * g_told)
+        g, log_q = slide_effect.gradient(*every)
+    log_ratio = log_q - told.log_z
+    log_z = told.log_z + log_not(log_ratio.clamp(max=NEAR_ONE))
+    more, less = torch.exp(told.log_z - log_z)[row[own]], torch.exp(log_q - log_z)[row]  # 1 + r, r
+    gamma = (-less * g).index_add(0, own, more * told.gamma)
     none = gamma[:, None][:, :0]
     if not full:
         return Taught(log_z, gamma, gamma, none, none), log_ratio > NEAR_ONE
-    curvature = (-less * n.curvature).index_add(0, own, more * m.curvature)
-    up = gamma.new_zeros(len(gamma), m.factors.shape[1])
-    up = up.index_copy(0, own, more.sqrt()[:, None] * m.factors)
+    curvature = (-less * n.curvature).index_add(0, own, more * told.curvature)
+    # d2 Q_L / Q_L = diag(c) + Cov[g] + E[g] E[g]'
+    squares = torch.cat([told.up, told.gamma[:, None]], 1)
+    up = gamma.new_zeros(len(gamma), squares.shape[1])
+    up = up.index_copy(0, own, more.sqrt()[:, None] * squares)
     down = torch.cat([less.sqrt()[:, None] * n.factors, gamma[:, None]], 1)
     return Taught(log_z, gamma, curvature, up, down), log_ratio > NEAR_ONE
 
 
-def summed(lesson: Lesson, tau: Float[Tensor, ""]) -> Taught:
+def summed(lesson: Lesson, tau: Float[Tensor, ""], full: bool = True) -> Taught:
     """The average over s ~ N(0, tau^2); can be differentiated in mu, sigma and tau."""
     if float(tau.detach()) == 0:
         at = lesson.at(lesson.patches.mu.new_zeros(1, len(lesson.patches.offsets) - 1))
@@ -229,15 +232,20 @@ def summed(lesson: Lesson, tau: Float[Tensor, ""]) -> Taught:
     log_f = found.log_z - s.square() / (2 * tau.square())
     weight = torch.where(number < nodes.many, torch.exp(log_f - nodes.top), 0.0)
     total = weight.sum(0)
-    return _averages(lesson, s, weight / total, found, log_total(tau, nodes, total))
+    return _averages(lesson, s, weight / total, found, log_total(tau, nodes, total), full)
 
 
-def _averages(lesson: Lesson, s: Tensor, pi: Tensor, at: AtEffect, log_z: Tensor) -> Taught:
+def _averages(
+    lesson: Lesson, s: Tensor, pi: Tensor, at: AtEffect, log_z: Tensor, full: bool
+) -> Taught:
     row = lesson.patches.row
-    # p_0 = 1, p_1, ... at every node, orthonormal under pi
-    basis = _orthonormal(s.detach(), pi)[:, :, row]
     own = pi[:, row]
     gamma, curvature = (own * at.gamma).sum(0), (own * at.curvature).sum(0)
+    if not full:
+        none = gamma[:, None][:, :0]
+        return Taught(log_z, gamma, curvature, none, none)
+    # p_0 = 1, p_1, ... at every node, orthonormal under pi
+    basis = _orthonormal(s.detach(), pi)[:, :, row]
     up, down = ((basis * (own * x)).sum(1).mT for x in (at.gamma, at.pull))
     return Taught(log_z, gamma, curvature, up[:, 1:], down)
 

@@ -9,7 +9,7 @@
                             patches/repeat-<k>/ for the later repeats of a cross-validation
     labels.csv              what gpmil evaluate was given in place of the labels that were read
     metrics.json            with intervals by patient, or by slide where no patient is known
-    marks.jsonl             marks of patches that were made in the viewer, and taught/, what it saved
+    marks.jsonl             marks of patches made in the viewer; taught/, what it saved
     log.txt                 the only place for times
 
 Everything is assembled in `<out>.partial`, each file written beside its place and renamed; a part
