@@ -194,6 +194,7 @@ def test_the_map_answers_as_an_update_in_python_does(run):
     expected = model.predict_instances(bags[own]).probability
     np.testing.assert_allclose(after["probability"], expected, atol=1e-6)
     loaded = gpmil.load(saved["model"])
+    assert loaded.predict_instances(bags[own]).p_value is not None  # cross-fitted again
     np.testing.assert_allclose(loaded.predict_instances(bags[own]).probability, expected, atol=1e-6)
     asked = page.get("/api/suggest/0").json()["patches"]
     assert 2 <= len(asked) <= 6 and len({s["slide"] for s in asked}) == len(asked)

@@ -49,7 +49,7 @@ class Lesson:
     """The data of a fit and its model, before and after it learned from marks."""
 
     def __init__(self, bags: "Bags", model: "BagClassifier") -> None:
-        self.bags, self.before = bags, _plain(model)
+        self.bags, self.fitted, self.before = bags, model, _plain(model)
         self.calibrated = bool(getattr(model, "calibrated", False))
         self.after, self.taught, self.lines = self.before, bags, -1
         self.places = {str(name): b for b, name in enumerate(bags.names)}
@@ -68,9 +68,14 @@ class Lesson:
             self.after, self.taught, self.lines = after.update(taught), taught, lines
         return self.after
 
+    def whole(self) -> "BagClassifier":
+        """The taught model with what is cross-fitted, which takes longer: to be saved."""
+        model: Any = copy.copy(self.fitted)
+        return model.update(self.taught)
+
 
 def _plain(model: "BagClassifier") -> "BagClassifier":
-    """The model without what was cross-fitted: p-values and calibration are not of a taught one."""
+    """The model without what was cross-fitted, p-values and calibration: for an answer at once."""
     plain: Any = copy.copy(model)
     plain.cross_fit_, plain.flags, plain.calibrated = None, False, False
     return plain
@@ -241,9 +246,11 @@ class Teacher:
         if place.is_symlink():
             raise Refused(f"{TAUGHT} of this run is a link: nothing was written.")
         table = self.label_file()
-        model = None if self._why else self.taught()[0]
+        if not self._why:
+            self.taught()
         try:
             write_whole(place / LABEL_FILE, table)
+            model = None if self._lesson is None else self._lesson.whole()
             if model is not None:
                 model.save(place / "model")
         except (ValueError, OSError) as error:

@@ -187,6 +187,7 @@ export class Teaching {
   }
 
   async save() {
+    this.told.say("saving \u2026");
     try {
       const { model, labels } = await api.saveTaught(this.run);
       this.told.say(`saved: ${[model, labels].filter(Boolean).join(" and ")}`);
