@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,14 +130,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(folder)
 
 
-@pytest.fixture(scope="session")
-def address(place: Place) -> Iterator[str]:
+@contextmanager
+def serving(runs: list[Path], slides: Path) -> Iterator[str]:
     """The viewer's address while it answers, in a thread of its own."""
     pytest.importorskip("fastapi", reason="the viewer needs fastapi: pip install 'gpmil[viewer]'")
     uvicorn = pytest.importorskip("uvicorn", reason="the viewer needs uvicorn")
     from gpmil.viewer import serve
 
-    served = serve.prepare(place.runs, place.slides)
+    served = serve.prepare(runs, slides)
     config = uvicorn.Config(served.app, log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([served.listening],), daemon=True)
@@ -145,6 +146,21 @@ def address(place: Place) -> Iterator[str]:
     server.should_exit = True
     thread.join(timeout=10)
     served.listening.close()
+
+
+@pytest.fixture(scope="session")
+def address(place: Place) -> Iterator[str]:
+    """The viewer with all runs."""
+    with serving(place.runs, place.slides) as url:
+        yield url
+
+
+@pytest.fixture
+def lesson(place: Place, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The viewer with a run of its own, which may be taught, and that run."""
+    run = shutil.copytree(place.folder / "fit", tmp_path / "fit")
+    with serving([run], place.slides) as url:
+        yield url, run
 
 
 @pytest.fixture(scope="session")

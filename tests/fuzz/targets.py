@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
@@ -18,8 +19,12 @@ from fuzz import mutate
 from fuzz.campaign import Target
 from gpmil.cli import inspect
 from gpmil.cli.options import Source
-from gpmil.io import h5_look, read_with_report
+from gpmil.data.bags import Bags
+from gpmil.io import h5_look, read_with_report, with_patch_labels
+from gpmil.runs.files import MARKS
 from gpmil.runs.maps_input import PatchTable
+from gpmil.runs.marks import MarksFile
+from gpmil.show import qupath
 
 h5_look.SECONDS = 1.0  # so many seconds per file that libhdf5 would never be done with
 
@@ -176,6 +181,26 @@ def _patches(folder: Path) -> None:
     (folder / "s0.csv.gz").write_bytes(gzip.compress(rows.to_csv(index=False).encode()))
 
 
+def _patch_labels(folder: Path) -> None:
+    rows = [("s0", 0, 0, 1), ("s0", 256, 256, 0), ("s2", 512, 0, 1)]
+    pd.DataFrame(rows, columns=["slide", "x", "y", "label"]).to_csv(folder / "l.csv", index=False)
+
+
+def _annotations(folder: Path) -> None:
+    flagged = np.arange(N) % 2 == 0
+    patches = qupath.Patches(CELLS, np.linspace(0.1, 0.9, N), flagged=flagged)
+    qupath.write(folder / "s1.geojson", patches, 256)
+    qupath.write(folder / "s2.geojson", patches, 256, gzip=True)
+
+
+def _marks(folder: Path) -> None:
+    said = {"when": "2026-01-02T03:04:05Z", "who": "a", "window": "w"}
+    strokes = [{"id": f"{k}", "slide": name, "label": k % 2} for k, name in enumerate(NAMES)]
+    lines = [said | stroke | {"patches": CELLS.tolist()} for stroke in strokes]
+    lines.append(said | {"undo": "2"})
+    (folder / MARKS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 # ------------------------------------------------------------------ damage
 
 
@@ -249,6 +274,18 @@ def run_inspect(folder: Path) -> object:
     return said.getvalue()
 
 
+def read_patch_labels(folder: Path) -> object:
+    plain = [features(name) for name in NAMES]
+    bags = Bags.from_arrays(plain, coords=[CELLS] * 3, step=256, names=NAMES)
+    file = next((p for p in folder.iterdir() if p.name == "l.csv"), folder)
+    positive = None if file.is_file() else qupath.FLAGGED
+    return with_patch_labels(bags, file, positive)
+
+
+def read_marks(folder: Path) -> object:
+    return MarksFile(folder).read()
+
+
 def read_patches(folder: Path) -> object:
     return PatchTable(folder / "s0.csv.gz").read()
 
@@ -310,6 +347,17 @@ def judge_patches(folder: Path, result: object) -> None:
     assert np.isfinite(result.coords).all() and len(result.coords) == len(result.probability)
 
 
+def judge_patch_labels(folder: Path, result: object) -> None:
+    assert len(result.instance_labels) == 3 * N
+    assert (
+        set(result.instance_labels.tolist()) <= {-1, 0, 1} and (result.instance_labels >= 0).any()
+    )
+
+
+def judge_marks(folder: Path, result: object) -> None:
+    assert all(m.label in (0, 1) and np.isfinite(m.place).all() for m in result.marks())
+
+
 H5 = {".h5": mutate.h5}
 CSV: dict[str, Mutate] = {".csv": mutate.cells, ".csv.gz": mutate.cells}
 TENSORS: dict[str, Mutate] = {".pt": mutate.tensor, ".npz": mutate.npz, ".json": mutate.json_values}
@@ -333,6 +381,14 @@ TARGETS: list[Target] = [
     Target("sicapv2", damaged(_sicapv2, CSV), read, judge),
     Target("labels", damaged(_labels, CSV, "*.csv"), read_with_labels, judge_labels),
     Target("inspect-skip-bad", damaged(_trident, H5), run_inspect),
+    Target("patch-labels", damaged(_patch_labels, CSV), read_patch_labels, judge_patch_labels),
+    Target(
+        "annotations",
+        damaged(_annotations, {".geojson": mutate.json_values}),
+        read_patch_labels,
+        judge_patch_labels,
+    ),
+    Target("marks", damaged(_marks, {}, MARKS), read_marks, judge_marks),
     Target("patch-table", damaged(_patches, CSV), read_patches, judge_patches),
 ]
 if find_spec("pyarrow") is not None:

@@ -148,7 +148,8 @@ def _fit(
     if config is not None:
         return fit.repeat(config, out, cache)
     asked = PredictionOptions(rate, alpha, interval_patches, batch)
-    built = settings.build_model(model, ctx.meta[settings.SETTINGS])
+    taught = source.patch_labels is not None
+    built = settings.build_model(model, ctx.meta[settings.SETTINGS], taught)
     return fit.run(source, asked, out, built, cache)
 
 
@@ -187,7 +188,8 @@ def _cv(
     given = None if splits is None else str(splits)
     held_out = cv.Folds(folds, repeats, given, site, seed)
     asked = PredictionOptions(rate, alpha, interval_patches)
-    built = settings.build_model(model, ctx.meta[settings.SETTINGS])
+    taught = source.patch_labels is not None
+    built = settings.build_model(model, ctx.meta[settings.SETTINGS], taught)
     return cv.run(source, held_out, asked, out, built, cache)
 
 

@@ -16,6 +16,7 @@ import typer
 
 from gpmil.cli.settings import SETTINGS
 from gpmil.cli.terminal import print_line
+from gpmil.runs.source import arguments as read_arguments
 
 if TYPE_CHECKING:
     from typer import Context
@@ -156,6 +157,13 @@ class Source(LabelTable):
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out files that are corrupt.")
     ] = False
+    patch_labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labels of patches: a table with slide, x, y, label; QuPath annotations "
+            "(.geojson, named after the slide); or a folder of them. fit and cv learn from them."
+        ),
+    ] = None
 
     def at(self, data: Path | None) -> "Source":
         """The same way of reading, of these data."""
@@ -167,9 +175,7 @@ class Source(LabelTable):
 
     def arguments(self) -> dict[str, Any]:
         """What `gpmil.read` takes besides the path, in its own types."""
-        said = super().arguments() | {"step": None if self.step is None else _step(self.step)}
-        del said["data"]
-        return said | {"graph": None if self.graph.lower() == "none" else self.graph}
+        return read_arguments(asdict(self))
 
     def card(self) -> dict[str, Any]:
         """As it stands in config.json."""
@@ -178,14 +184,19 @@ class Source(LabelTable):
     @classmethod
     def from_card(cls, card: Mapping[str, Any]) -> "Source":
         """What `card` wrote."""
-        tables = {k: card[k] and Path(card[k]) for k in ("labels", "slide_table") if k in card}
+        paths = ("labels", "slide_table", "patch_labels")
+        tables = {k: card[k] and Path(card[k]) for k in paths if k in card}
         return cls(**{**card, **tables})
 
     def read(self, cache: Path | None = None) -> "tuple[Bags, Any]":
         """The cohort, and the report of what was read."""
         from gpmil import io
 
-        return io.read_with_report(self.data, cache=cache, **self.arguments())
+        bags, report = io.read_with_report(self.data, cache=cache, **self.arguments())
+        if self.patch_labels is not None:
+            words = {word: getattr(self, word) for word in ("positive", "negative", "exclude")}
+            bags = io.with_patch_labels(bags, self.patch_labels, **words)
+        return bags, report
 
     def cohort(self, cache: Path | None = None) -> "tuple[Bags, list[str]]":
         """The cohort, and lines about it for config.json; classes and what is alarming are said."""
@@ -288,16 +299,6 @@ def in_options(message: str) -> str:
         return " ".join(words) + (" " if another else "")
 
     return ARGUMENT.sub(option, message)
-
-
-def _step(text: str) -> float | tuple[float, ...]:
-    try:
-        numbers = tuple(float(piece) for piece in text.split(","))
-    except ValueError as error:
-        raise ValueError(
-            f"--step must be a number or a pair such as 256,512, got {text!r}."
-        ) from error
-    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def labelled(bags: "Bags") -> "Bags":

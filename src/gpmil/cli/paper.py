@@ -89,6 +89,11 @@ def _studies(options: PaperOptions) -> tuple[_Study, _Study | None]:
 
 def _reading(source: Source, cache: Path | None) -> dict[str, Any]:
     """What was said of how the data are read, for `gpmil.read`."""
+    if source.patch_labels is not None:
+        raise ValueError(
+            "--patch-labels: the models of the paper learn from labels of slides. Leave it out, or "
+            "use gpmil cv."
+        )
     unsaid = UNSAID.arguments()
     said = {k: v for k, v in source.arguments().items() if v != unsaid[k]}
     return said if cache is None else said | {"cache": cache}

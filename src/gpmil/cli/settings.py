@@ -49,8 +49,13 @@ def separate(args: Sequence[str], own: set[str]) -> tuple[list[str], dict[str, s
     return rest, found
 
 
-def build_model(name: str, given: Mapping[str, str | None]) -> "BagClassifier":
-    """The model with the settings of the command line; random_state is 0 unless said otherwise."""
+def build_model(
+    name: str, given: Mapping[str, str | None], patch_labels: bool = False
+) -> "BagClassifier":
+    """The model with the settings of the command line; random_state is 0 unless said otherwise.
+
+    With `patch_labels` it learns from them, unless --instance-labels says otherwise.
+    """
     from gpmil.models import CLASSES
 
     plain = name.replace("-", "").replace("_", "").casefold()
@@ -65,7 +70,13 @@ def build_model(name: str, given: Mapping[str, str | None]) -> "BagClassifier":
             f"{', '.join(sorted(defaults))}."
         )
     settings = {key: _value(key, text, defaults[key]) for key, text in given.items()}
-    return found(**{"random_state": 0, **settings})
+    if patch_labels and "instance_labels" not in defaults:
+        raise ValueError(
+            f"--patch-labels: a {found.__name__} cannot learn from labels of patches. Use --model "
+            "VGPMILPRI or VGPMILPR."
+        )
+    learn = {"instance_labels": "use"} if patch_labels else {}
+    return found(**{"random_state": 0, **learn, **settings})
 
 
 def _value(key: str, text: str | None, default: Any) -> Any:

@@ -377,6 +377,12 @@ class Bags:
         """The same bags, of other groups."""
         return self._changed(groups=checks.as_groups(groups, self.names))
 
+    def with_instance_labels(self, instance_labels: Any) -> "Bags":
+        """The same bags with other labels of instances, (N,): 0, 1, or -1 where unknown."""
+        known = checks.encode_instance_labels(instance_labels, self.n_instances)
+        checks.mention_contradictions(known, self.labels, self.offsets, self.names)
+        return self._changed(instance_labels=known)
+
     def with_digests(self, digests: PerBag) -> "Bags":
         """The same bags, with what was seen when their file was made: it holds finite values."""
         return self._changed(_digests=digests, _finite=True)

@@ -85,6 +85,7 @@ class Plan:
     store: str
     effect: float
     context: SlideContext | None = None
+    taught: bool = False  # whether known labels of instances count
 
     def gp(self, device: torch.device) -> SparseGP:
         """The Gaussian process, on a partition's own device."""
@@ -227,13 +228,18 @@ class Partition:
         self.pieces, self._problem = (), None  # an earlier H goes before the next one comes
         source = Source(
             self._gp, self._inputs, self.bags.adjacency, self.bags.offsets, self.positive,
-            plan.strength, plan.dtype, plan.likelihood,
+            plan.strength, plan.dtype, plan.likelihood, self._known(),
         )  # fmt: skip
         self.pieces, found = gather(source, plan.store)
         # the pieces as `summed` takes them: the rest of a problem is the coordinator's
         n = self.bags.n_instances
         self._problem = Problem(self.pieces, found.gram, found.gram, 0.0, n, 0.0)
         return Gathered(found.gram.cpu(), found.trace)
+
+    def _known(self) -> Int[np.ndarray, " n"] | None:
+        """Labels of instances, where they count."""
+        assert self._plan is not None
+        return self.bags.instance_labels if self._plan.taught else None
 
     def _inputs(self, rows: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
         assert self._plan is not None
@@ -319,11 +325,14 @@ class Partition:
         """All or some bags as `leave_out` takes them, in batches, with their numbers."""
         assert self._plan is not None and self.positive is not None
         positive = torch.from_numpy(self.positive).to(self.device)
+        labels = self._known()
+        known = None if labels is None else torch.tensor(labels, device=self.device)
         chosen = np.arange(len(self.bags)) if chosen is None else chosen
         adjacency, offsets = self.bags.adjacency, self.bags.offsets
         for part in dense_parts(adjacency, offsets, chosen, self._plan.strength, self.device):
             x = self._inputs(part.rows)
-            yield part.bags, leave_out.padded_bag(self._gp, part, x, positive[part.bags])
+            bag = leave_out.padded_bag(self._gp, part, x, positive[part.bags])
+            yield part.bags, bag if known is None else bag.with_known(known[part.rows])
 
 
 def to_cpu(values: tuple) -> tuple:

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from gpmil.coupling.operator import instance_rows
 from gpmil.data.bags import Bags
 from gpmil.distributed.partition import Facts, Partition, Plan
-from gpmil.inference import leave_patients
+from gpmil.inference import leave_out, leave_patients
 from gpmil.inference import solvers as inference
 from gpmil.inference.solvers import Problem
 from gpmil.inference.stores import Gathered
@@ -73,11 +74,29 @@ class WholeCohort:
         return inference.assemble(self.partition.pieces, found, c, self.bags.n_instances)
 
     def leave_one_bag_out(
-        self, problem: Problem, w: Float[Tensor, " M"], direct: bool
+        self,
+        problem: Problem,
+        w: Float[Tensor, " M"],
+        direct: bool,
+        score: leave_out.Score = leave_out.scores,
     ) -> Float[np.ndarray, " B"]:
         """log p(y_b) of every bag under the fit without it."""
         padded = self.partition.padded()
-        return inference.leave_one_bag_out(problem, padded, w, direct).cpu().numpy()
+        return inference.leave_one_bag_out(problem, padded, w, direct, score).cpu().numpy()
+
+    def leave_one_label_out(
+        self, problem: Problem, w: Float[Tensor, " M"], direct: bool
+    ) -> Float[np.ndarray, " N"]:
+        """log p of every known label of a patch without it: the bag is taken out of the fit, then
+        what else is known of it counts again; nan where no label is known."""
+        out = np.full(self.bags.n_instances, np.nan)
+        at, mean = inference.without_each_bag(problem, w, direct)
+        known = self.bags.instance_labels >= 0
+        chosen = np.unique(self.bags.bag_index[known])
+        for numbers, bag in self.partition.padded(chosen):
+            found = leave_out.scores_without(bag, at, mean, leave_out.patch_scores)
+            out[instance_rows(self.bags.offsets, numbers)] = found[bag.mask].cpu().numpy()
+        return out
 
     def leave_one_group_out(
         self,
@@ -85,6 +104,7 @@ class WholeCohort:
         w: Float[Tensor, " M"],
         direct: bool,
         groups: Shaped[np.ndarray, " B"],
+        score: leave_out.Score = leave_out.scores,
     ) -> Float[np.ndarray, " B"]:
         """log p(y_b) of every bag under the fit without any bag of its group."""
 
@@ -95,7 +115,7 @@ class WholeCohort:
             return some.problem(self._plan, problem.c, problem.R.device)
 
         padded = self.partition.padded
-        found = leave_patients.leave_one_group_out(problem, padded, alone, groups, w, direct)
+        found = leave_patients.leave_one_group_out(problem, padded, alone, groups, w, direct, score)
         return found.cpu().numpy()
 
     def suspects(self, q: Posterior, c: float) -> Suspects:

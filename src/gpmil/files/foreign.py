@@ -4,6 +4,7 @@ Libraries raise what they like about a damaged file (`KeyError`, `zlib.error`, `
 `tokenize.TokenError`, ...). Everything that reads a file from outside goes through `reading`.
 """
 
+import gzip
 import json
 import math
 import stat
@@ -39,14 +40,16 @@ def reading(path: Path, what: str, error: type[BadFile] = BadFile) -> Iterator[N
 
 
 def read_json(path: Path, error: type[BadFile] = BadFile, finite: bool = True) -> Any:
-    """What a JSON file says; refused where it says something twice, or in no text there is.
+    """What a JSON file, compressed or not, says.
 
+    It is refused where it says something twice, or in no text there is.
     With `finite` also where a number is NaN, infinite or too large for a float.
     """
     kinds = ("parse_float", "parse_int", "parse_constant")
     checks: dict[str, Any] = dict.fromkeys(kinds, _number)
     with reading(path, "JSON", error):
-        text = path.read_text(encoding="utf-8")
+        packed = path.suffix == ".gz"
+        text = (gzip.decompress if packed else bytes)(path.read_bytes()).decode("utf-8")
         found = json.loads(text, object_pairs_hook=_said_once, **(checks if finite else {}))
         if "\\ud" in text.lower():  # half of a character, which nothing can write again
             json.dumps(found, ensure_ascii=False).encode()

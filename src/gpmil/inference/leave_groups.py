@@ -24,7 +24,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from gpmil.inference import leave_out
-from gpmil.inference.leave_out import Bag, Mean, Optimum
+from gpmil.inference.leave_out import Bag, Mean, Optimum, Score
 from gpmil.moments.coupled import cut_slope
 
 # A step that promises the bound less than half of this ends near enough: log likelihoods of bags
@@ -180,6 +180,7 @@ def scores_without(
     mean: Mean,
     share: Share,
     settle: Settle | None = None,
+    score: Score = leave_out.scores,
 ) -> Float[Tensor, " B"]:
     """log p(y_b) of every bag under the fit without its group.
 
@@ -189,7 +190,7 @@ def scores_without(
     for parcel in parcels(groups, len(groups), len(at.w)):
         if parcel.group is None:
             for numbers, bag in padded(parcel.bags):
-                out[numbers] = leave_out.scores_without(bag, at, mean).cpu()
+                out[numbers] = leave_out.scores_without(bag, at, mean, score).cpu()
             continue
         of_bags = ((group, share(bag, at)) for _, group, bag in _batches(parcel, padded))
         total = summed(parcel.n_groups, of_bags)
@@ -197,7 +198,7 @@ def scores_without(
         if settle is not None:
             left = settled(parcel, decrement(total, at, left), left, settle)
         for numbers, group, bag in _batches(parcel, padded):
-            out[numbers] = leave_out.scores(bag, *predicted(bag, group, at.c, left)).cpu()
+            out[numbers] = score(bag, *predicted(bag, group, at.c, left)).cpu()
     return out
 
 
@@ -220,7 +221,8 @@ def _batches(parcel: Parcel, padded: Padded) -> Iterator[tuple[np.ndarray, Tenso
         most = at_once(bag.H.shape[-1])
         for start in range(0, len(numbers), most):
             some = slice(start, start + most)
-            part = Bag._make([*(x[some] for x in bag[:6]), bag.effect])
+            known = None if bag.known is None else bag.known[some]
+            part = Bag._make([*(x[some] for x in bag[:6]), bag.effect, known])
             yield numbers[some], torch.from_numpy(group[some]).to(bag.H.device), part
 
 

@@ -20,20 +20,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpmil.coupling.operator import Dense
-from gpmil.moments import orthant, smooth_orthant, with_effect
+from gpmil.moments import orthant, smooth_orthant, taught
 from gpmil.moments.coupled import cut_slope
 from gpmil.moments.independent import IndependentPatches
 from gpmil.moments.likelihood import Group, downdate, has_effect
+from gpmil.moments.taught import TaughtPatches
 from gpmil.moments.truncated import log_not
 from gpmil.moments.with_effect import PatchesWithEffect
 from gpmil.process.sparse_gp import SparseGP
 
 # Times the step that ignores the bag's own curvature: beyond it Newton has lost its way.
 LONGEST = 10.0
+LEAST = -1e-8  # log P_all - log P_L, two runs of EP: never above
 
 
 class Bag(NamedTuple):
@@ -46,6 +48,12 @@ class Bag(NamedTuple):
     sigma: Float[Tensor, "b p p"]  # Sigma
     K: Float[Tensor, "b p p"]  # with tau^2 and gamma_s
     effect: float | Float[Tensor, ""] = 0.0  # tau
+    known: Int[Tensor, "b p"] | None = None  # labels of instances, -1 where unknown and padded
+
+    def with_known(self, labels: Int[Tensor, " n"]) -> "Bag":
+        """The same where labels of instances are known; one bag after the other."""
+        known = torch.full_like(self.mask, -1, dtype=labels.dtype)
+        return self._replace(known=known.masked_scatter(self.mask, labels))
 
     @property
     def given_f(self) -> Float[Tensor, "b p p"]:
@@ -111,12 +119,13 @@ class Curvature(NamedTuple):
         return out
 
 
-def patches(bag: Bag) -> IndependentPatches | PatchesWithEffect:
+def patches(bag: Bag) -> IndependentPatches | PatchesWithEffect | TaughtPatches:
     """The likelihood of the instances, one bag after the other."""
     deviation, offsets = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
     rows = slice(0, len(deviation))
-    return with_effect.patches(
-        Group(deviation, offsets, bag.positive, None, rows, effect=bag.effect)
+    known = None if bag.known is None else bag.known[bag.mask]
+    return taught.patches(
+        Group(deviation, offsets, bag.positive, None, rows, effect=bag.effect, known=known)
     )
 
 
@@ -185,25 +194,86 @@ def covariance_from(bag: Bag, back: Float[Tensor, "b p p"]) -> Float[Tensor, "b 
 
 
 Mean = Callable[[Bag, Optimum], Float[Tensor, "b p"]]  # mu_b of every bag without it
+Score = Callable[[Bag, Float[Tensor, "b p"], Float[Tensor, "b p p"]], Tensor]  # m_b ~ N(mu, S)
 
 
-def scores_without(bag: Bag, at: Optimum, mean: Mean) -> Float[Tensor, " b"]:
-    """log p(y_b) of every bag under the fit without it."""
-    return scores(bag, mean(bag, at), covariance(bag, at))
+# --- What is known of a bag, under the fit without it ---------------------------------------------
 
 
 def scores(bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]) -> Float[Tensor, " b"]:
-    """log p(y_b) by the orthant engine."""
+    """log p(y_b), or of y_b and the known labels of patches, by the orthant engine."""
     found = orthant.log_orthant(mu, S, bag.mask, effect=float(bag.effect))
-    return torch.where(bag.positive, found.log_1mp, found.log_p)
+    label = torch.where(bag.positive, found.log_1mp, found.log_p)
+    return _with_told(bag, mu, S, label, found.log_p)[0]
+
+
+def label_scores(
+    bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]
+) -> Float[Tensor, " b"]:
+    """log p(y_b | known labels of its patches): 0 where one of them is positive."""
+    found = orthant.log_orthant(mu, S, bag.mask, effect=float(bag.effect))
+    label = torch.where(bag.positive, found.log_1mp, found.log_p)
+    both, told = _with_told(bag, mu, S, label, found.log_p)
+    return both - told
 
 
 def smooth_scores(
     bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]
 ) -> Float[Tensor, " b"]:
-    """log p(y_b) by plain EP, which can be differentiated; no correction, no sampling."""
+    """As `scores` by plain EP, which can be differentiated; no correction, no sampling."""
     log_p = smooth_orthant.log_orthant_ep(mu, S, bag.mask, bag.effect)
-    return torch.where(bag.positive, log_not(log_p), log_p)
+    return _with_told(bag, mu, S, torch.where(bag.positive, log_not(log_p), log_p), log_p)[0]
+
+
+def patch_scores(
+    bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]
+) -> Float[Tensor, "b p"]:
+    """log p(label of a patch | the bag's label and its other patches'); nan where unknown."""
+    known = torch.full_like(bag.mask, -1, dtype=torch.long) if bag.known is None else bag.known
+    out = torch.where(known >= 0, 0.0, torch.nan).to(mu)  # a negative bag says it itself
+    whole = smooth_scores(bag, mu, S)
+    told = (known >= 0) & bag.positive[:, None]
+    for i in told.any(0).nonzero()[:, 0].tolist():
+        here = told[:, i]
+        less = known[here].clone()
+        less[:, i] = -1
+        some = [x[here] for x in bag[:6]]
+        without = smooth_scores(Bag._make([*some, bag.effect, less]), mu[here], S[here])
+        out[here, i] = (whole[here] - without).clamp(max=0.0)
+    return out
+
+
+def _with_told(
+    bag: Bag, mu: Tensor, S: Tensor, label: Float[Tensor, " b"], log_q: Float[Tensor, " b"]
+) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+    """log p(y_b, known labels of patches), and of these labels alone.
+
+    With a positive one the bag's label is known: P(m_i has its side, i known). Else P_L - P_all,
+    the chances that the known ones and that all of them lie below zero; `log_q` is log P_all.
+    """
+    told = torch.zeros_like(label)
+    if bag.known is None:
+        return label, told
+    teaches = (bag.known >= 0).any(-1) & bag.positive
+    if not bool(teaches.any()):
+        return label, told
+    known, at = bag.known[teaches], teaches.nonzero()[:, 0]
+    side = torch.where(known == 1, -1.0, 1.0).to(mu)
+    mu, S = side * mu[teaches], side[:, :, None] * S[teaches] * side[:, None, :]
+    log_l, above = torch.zeros_like(mu[:, 0]), (known == 1).any(-1)
+    # patches of both sides do not share an effect of one sign: EP on the whole covariance
+    for some, effect in ((above, 0.0), (~above, bag.effect)):
+        if bool(some.any()):
+            found = smooth_orthant.log_orthant_ep(mu[some], S[some], known[some] >= 0, effect)
+            log_l = log_l.index_copy(0, some.nonzero()[:, 0], found)
+    rest = log_not((log_q[teaches] - log_l).clamp(max=LEAST))
+    both = log_l + torch.where(above, 0.0, rest)
+    return label.index_copy(0, at, both), told.index_copy(0, at, log_l)
+
+
+def scores_without(bag: Bag, at: Optimum, mean: Mean, score: Score = scores) -> Tensor:
+    """What is known of every bag under the fit without it."""
+    return score(bag, mean(bag, at), covariance(bag, at))
 
 
 def solve(A: Float[Tensor, "b p p"], x: Float[Tensor, "b p *k"]) -> Float[Tensor, "b p *k"]:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from gpmil.inference import leave_groups, solvers
+from gpmil.inference import leave_groups, leave_out, solvers
 from gpmil.inference.leave_groups import Padded
 from gpmil.inference.solvers import Problem
 
@@ -36,6 +36,7 @@ def leave_one_group_out(
     groups: Shaped[np.ndarray, " B"],
     w: Float[Tensor, " M"],
     direct: bool,
+    score: leave_out.Score = leave_out.scores,
 ) -> Float[Tensor, " B"]:
     """log p(y_b) of every bag under the fit without any bag of its group, all from the fit at w.
 
@@ -52,7 +53,8 @@ def leave_one_group_out(
         return solve(rest, MOST_STEPS, TOLERANCE, start=near).w
 
     ended = is_optimum(problem, w, direct)
-    return leave_groups.scores_without(padded, groups, at, mean, share, settle if ended else None)
+    go_on = settle if ended else None
+    return leave_groups.scores_without(padded, groups, at, mean, share, go_on, score)
 
 
 def is_optimum(problem: Problem, w: Float[Tensor, " M"], direct: bool) -> bool:

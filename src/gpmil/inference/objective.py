@@ -31,7 +31,7 @@ from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
 from gpmil.moments.likelihood import Group
-from gpmil.moments.with_effect import patches
+from gpmil.moments.taught import patches
 from gpmil.process.kernels import JITTER, Formula, formula_of
 from gpmil.process.slide_context import whitened
 
@@ -86,6 +86,7 @@ class Batch:
     within: Float[Tensor, "b p k"]  # (b, p, p), or (b, p, d)
     parcel: int = 0
     group: Int[Tensor, " b"] | None = None  # in the parcel; None: every bag is left out alone
+    known: Int[Tensor, " n"] | None = None  # labels of instances
 
 
 class SlidesInContext(NamedTuple):
@@ -109,6 +110,7 @@ class Cohort:
     relevance: bool = False  # every column has a weight: batches then hold inputs, not distances
     context: SlidesInContext | None = None  # None where gamma_s is 0
     groups: Shaped[np.ndarray, " B"] | None = None  # whose bags are left out together: patients
+    known: Int[np.ndarray, " N"] | None = None  # labels of instances, -1 where unknown
 
     @property
     def formula(self) -> Formula:
@@ -159,6 +161,7 @@ class Cohort:
             Edges.of(bags_block(self.adjacency, self.offsets, bags, rows), device),
             pairs(x, self.inducing),
             pairs(padded, padded),
+            known=None if self.known is None else torch.from_numpy(self.known[rows]).to(device),
         )
 
     def with_kernel(self, kernel: str | GPyTorchKernel) -> "Cohort":
@@ -230,7 +233,8 @@ def bag_of(
         own = v[torch.from_numpy(batch.bags).to(v.device), None] * batch.mask[..., None]
         W, H = torch.cat([W, own], -1), torch.cat([H, own], -1)
     unsmoothed = leave_out.less_shared(W, batch.mask, tau)
-    return Bag(batch.mask, batch.positive, unsmoothed, H, sigma, K, tau)
+    bag = Bag(batch.mask, batch.positive, unsmoothed, H, sigma, K, tau)
+    return bag if batch.known is None else bag.with_known(batch.known)
 
 
 # --- The objective ----------------------------------------------------------------------------
@@ -248,18 +252,17 @@ class Fit(NamedTuple):
 def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) -> Fit:
     """Maximise the collapsed bound in w."""
     L, v = inducing_factor(cohort, theta), context_rows(cohort, theta)
-    M = len(L) + (0 if v is None else v.shape[1])
-    R = torch.eye(M, dtype=L.dtype, device=L.device)
+    R = torch.eye(len(L) + (0 if v is None else v.shape[1])).to(L)
     chunks, row = [], 0
     for batch in cohort.batches():
         # of a bag only H is held: with Sigma and K a large cohort would take tens of GB
         bag = bag_of(cohort, batch, theta, L, v, with_K=False)
         R += bag.W.flatten(0, 1).mT @ bag.H.flatten(0, 1)
         deviation, offsets = leave_out.flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
-        n = len(deviation)
-        rows = slice(row, row + n)  # in the order of the batches, not of the cohort
-        P = Precision.of(batch.edges, slice(0, n), float(theta.coupling))
-        group = Group(deviation, offsets, bag.positive, P, rows, effect=float(theta.slide_effect))
+        rows = slice(row, row + len(deviation))  # in the order of the batches, not of the cohort
+        P = Precision.of(batch.edges, slice(0, len(deviation)), float(theta.coupling))
+        tau, own = float(theta.slide_effect), (deviation, offsets, bag.positive, P, rows)
+        group = Group(*own, effect=tau, known=batch.known)
         chunks.append(Chunk(bag.H[bag.mask], patches(group)))
         row = rows.stop
     chol_R = torch.linalg.cholesky((R + R.mT) / 2)

@@ -21,7 +21,7 @@ from torch import Tensor
 from gpmil.fast import compiled
 from gpmil.moments.coupled import coupled_patches
 from gpmil.moments.likelihood import Family, Group, Likelihood, Traits
-from gpmil.moments.with_effect import patches
+from gpmil.moments.taught import patches
 
 BLOCK_ROWS = 512  # rows of H turned into float64 at a time
 SUM_ROWS = 128  # of products added up in float32: more would lose digits

@@ -30,7 +30,7 @@ from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk, Piece
 from gpmil.inference.stores import Gathered, Source, gather
 from gpmil.moments.likelihood import Family
-from gpmil.moments.with_effect import patches
+from gpmil.moments.taught import patches
 from gpmil.process.sparse_gp import SparseGP
 from gpmil.warn import warn_caller
 
@@ -375,15 +375,20 @@ def _climb(problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: T
 
 
 def leave_one_bag_out(
-    problem: Problem, bags: Iterable[tuple[np.ndarray, Bag]], w: Float[Tensor, " M"], direct: bool
+    problem: Problem,
+    bags: Iterable[tuple[np.ndarray, Bag]],
+    w: Float[Tensor, " M"],
+    direct: bool,
+    score: leave_out.Score = leave_out.scores,
 ) -> Float[Tensor, " B"]:
     """log p(y_b) of every bag under the fit without it, all from the one fit at w.
 
     `bags` gives the cohort in padded batches with the numbers of their bags; `direct`: w is the
     maximum of the collapsed bound, otherwise the paper's fixed point (coupled moments: both).
+    `score` says what is asked of a bag whose patches have known labels.
     """
     at, mean = without_each_bag(problem, w, direct)
-    found = [(numbers, leave_out.scores_without(bag, at, mean)) for numbers, bag in bags]
+    found = [(numbers, leave_out.scores_without(bag, at, mean, score)) for numbers, bag in bags]
     order = np.argsort(np.concatenate([numbers for numbers, _ in found]))
     return torch.cat([scores for _, scores in found])[torch.from_numpy(order)]
 

@@ -49,6 +49,7 @@ class Source:
     strength: float
     dtype: torch.dtype
     likelihood: Family
+    known: Int[np.ndarray, " N"] | None = None  # labels of instances, -1 where unknown
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -168,6 +169,7 @@ def resolve_store(store: str, source: Source) -> str:
 def _groups(source: Source, sigma: Tensor, edges: coupling.Edges) -> Iterator[Group]:
     """Whole bags, about CHUNK_ROWS rows together, in the order of the cohort."""
     offsets, device, graph = source.offsets, source.device, source.adjacency
+    known = None if source.known is None else torch.tensor(source.known, device=device)
     group = offsets[:-1] // (CHUNK_ROWS if device.type == "cpu" else GPU_CHUNK_ROWS)
     starts = np.concatenate([[0], np.flatnonzero(np.diff(group)) + 1, [len(group)]])
     for first, last in itertools.pairwise(starts):
@@ -182,6 +184,7 @@ def _groups(source: Source, sigma: Tensor, edges: coupling.Edges) -> Iterator[Gr
             source.strength,
             graph,
             source.gp.effect,
+            None if known is None else known[rows],
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from gpmil.data.bags import Bags
 from gpmil.io import cohort, formats, npz, plain, sicapv2, tables
 from gpmil.io.labels import LABEL_OPTIONS, TableLike
+from gpmil.io.patch_labels import with_patch_labels
 from gpmil.io.report import ReadReport
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "read_with_report",
     "sicapv2",
     "tables",
+    "with_patch_labels",
 ]
 
 logger = logging.getLogger("gpmil")

@@ -22,6 +22,7 @@ from gpmil.data.folds import left_out_together, share_patients, whole_patients
 from gpmil.distributed import Facts, Plan, WholeCohort
 from gpmil.inference import simpler, tuning
 from gpmil.inference import solvers as inference
+from gpmil.inference.leave_out import label_scores
 from gpmil.inference.objective import Cohort, Settings, SlidesInContext, StoredRows
 from gpmil.inference.pieces import LIKELIHOODS
 from gpmil.inference.simpler import Kept
@@ -97,11 +98,14 @@ def subsample(
 
 
 def thinned_rows(
-    bags: Bags, score: Callable[[Bags], Float[np.ndarray, " N"]]
+    bags: Bags,
+    score: Callable[[Bags], Float[np.ndarray, " N"]],
+    labelled: bool = False,
 ) -> Int[np.ndarray, " n"]:
     """Rows to tune on: of a bag above the limit those that a first model finds most suspicious.
 
-    They all but decide the bag's probability, in negative bags as in positive ones.
+    They all but decide the bag's probability, in negative bags as in positive ones. `labelled`:
+    patches whose labels are known come first.
     """
     large = bags.sizes > MOST_INSTANCES
     if not large.any():
@@ -112,6 +116,8 @@ def thinned_rows(
         int(large.sum()),
     )
     suspicion = score(bags)
+    if labelled:
+        suspicion = np.where(bags.instance_labels >= 0, np.inf, suspicion)
     kept = [
         np.arange(start, stop)
         if stop - start <= MOST_INSTANCES
@@ -187,6 +193,7 @@ class TunedGP(FittedGP):
     solver: Any
     moments: Any
     slide_effect: Any
+    instance_labels: Any
     optimize: Any
     calibrated: Any
     dtype: Any
@@ -249,7 +256,8 @@ class TunedGP(FittedGP):
             made = made.with_kernel(found.kernel)
             weights, self.loo_log_likelihood_ = tuning.relevance(made, found.settings, budget)
             self._weigh_columns(weights)
-        self._warn_of_guessing(labels[chosen])
+        if not self._is_taught():  # with labels of patches in it no share of bags compares
+            self._warn_of_guessing(labels[chosen])
         logger.info(
             "learned from %d bags: %s; leave-one-%s-out log likelihood %.4f per bag",
             len(chosen), tuning.in_words(found.settings), "bag" if groups is None else "patient",
@@ -287,13 +295,15 @@ class TunedGP(FittedGP):
     def _tuning_cohort(
         self, bags: Bags, labels: np.ndarray, device: torch.device, groups: np.ndarray | None
     ) -> Cohort:
-        rows = thinned_rows(bags, lambda b: self._first_look(b, labels))
+        taught = self._is_taught()
+        rows = thinned_rows(bags, lambda b: self._first_look(b, labels), taught)
         inducing = self._inputs(self.inducing_points_, device)
         made = cohort(
             bags, rows, labels == 1, lambda x: self._inputs(x, device), inducing, self.kernel_,
             groups,
         )  # fmt: skip
-        return replace(made, context=self._slides_in_context(bags, device))
+        known = bags.instance_labels[rows] if taught else None
+        return replace(made, context=self._slides_in_context(bags, device), known=known)
 
     def _slides_in_context(self, bags: Bags, device: torch.device) -> SlidesInContext | None:
         """z of some bags, from all of their patches, and the inducing points of the context."""
@@ -302,6 +312,10 @@ class TunedGP(FittedGP):
             return None
         means = WholeCohort(bags, device).slide_means(self._feature_map()).to(device)
         return SlidesInContext(context.frame(means), context.points)
+
+    def _is_taught(self) -> bool:
+        """Whether known labels of patches count."""
+        return False
 
     def _settings(self) -> Settings:
         """All of them as numbers; one that has no meaning here, None, is 1."""
@@ -339,7 +353,7 @@ class TunedGP(FittedGP):
         first.coupling, first.kernel = min(self.coupling_, strength), "rbf"
         first.inducing, first.moments, first.solver = self.inducing_points_, "diagonal", "direct"
         first.optimize, first.calibrated, first.flags = (), False, False
-        first.slide_effect, first.slide_context = 0.0, 0.0
+        first.slide_effect, first.slide_context, first.instance_labels = 0.0, 0.0, "ignore"
         return suspicion(first.fit(bags, labels).predict_instances(bags))
 
     # --- Every bag left out -------------------------------------------------------------------
@@ -348,7 +362,8 @@ class TunedGP(FittedGP):
         """log p(y_b) of every training bag under the fit without it, from this one fit.
 
         `bags` (and y) are those the model was fitted on. Bag b is taken out by one Newton step of
-        the problem without it; inducing points and settings stay.
+        the problem without it; inducing points and settings stay. Where labels of its patches
+        are known and used, log p(y_b | these labels): 0 with a positive one among them.
         """
         return self._leave_out(bags, y, patients=False)
 
@@ -360,23 +375,30 @@ class TunedGP(FittedGP):
         return self._leave_out(bags, y, patients=True)
 
     def _leave_out(self, bags, y, patients: bool) -> Float[np.ndarray, " B"]:
+        with torch.no_grad():
+            cohort, problem, w = self._fitted_problem(bags, y)
+            direct, groups, score = self.solver == "direct", cohort.bags.groups, label_scores
+            if not patients or groups is None:
+                return cohort.leave_one_bag_out(problem, w, direct, score)
+            return cohort.leave_one_group_out(problem, w, direct, groups, score)
+
+    def _fitted_problem(
+        self, bags, y
+    ) -> tuple[WholeCohort, inference.Problem, Float[Tensor, " M"]]:
+        """The training bags as the fit saw them, and w; refused where they are others."""
         bags = self._check_predictable(bags)
         labels, _ = training_labels(bags, y)
         device = resolve_device(self.device)
-        with torch.no_grad():
-            gp, q = self._gp(device), self._posterior(device)
-            cohort = WholeCohort(bags, device, labels)
-            problem = self._problem(gp, cohort)
-            if inference.relative(problem.R - q.R, q.R) > 1e-6:
-                raise ValueError(
-                    "these are not the bags the model was fitted on: leaving one of them out of "
-                    "the fit has no meaning. Pass the training bags."
-                )
-            self._check_same_labels(problem, q.w)
-            direct = self.solver == "direct"
-            if not patients or bags.groups is None:
-                return cohort.leave_one_bag_out(problem, q.w, direct)
-            return cohort.leave_one_group_out(problem, q.w, direct, bags.groups)
+        gp, q = self._gp(device), self._posterior(device)
+        cohort = WholeCohort(bags, device, labels)
+        problem = self._problem(gp, cohort)
+        if inference.relative(problem.R - q.R, q.R) > 1e-6:
+            raise ValueError(
+                "these are not the bags the model was fitted on: leaving one of them out of "
+                "the fit has no meaning. Pass the training bags."
+            )
+        self._check_same_labels(problem, q.w)
+        return cohort, problem, q.w
 
     def _left_out(
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], problem: inference.Problem,
@@ -410,7 +432,7 @@ class TunedGP(FittedGP):
             gp.inducing.cpu(), gp.L.cpu(), self.coupling_,
             self._storage_dtype(cohort.whole.n_instances, gp.n_weights),
             LIKELIHOODS[self.moments], self.store, self.slide_effect_,
-            None if gp.context is None else gp.context.to("cpu"),
+            None if gp.context is None else gp.context.to("cpu"), self._is_taught(),
         )  # fmt: skip
         return cohort.problem(plan, self.mean_, gp.L.device)
 

@@ -27,8 +27,9 @@ from gpmil.models.base import progress_shown, resolve_device
 from gpmil.models.checks import count, flag, generator, is_word, number, one_of, word_or_number
 from gpmil.models.cross_fit import CrossFit, planned_folds
 from gpmil.models.learning import is_small
-from gpmil.models.on_lesions import Fit, PointsOnLesions
+from gpmil.models.on_lesions import Fit
 from gpmil.models.sparse import DTYPES, TrainingCohort
+from gpmil.models.teaching import TeachableGP
 from gpmil.process import features
 from gpmil.process.sparse_gp import Posterior, SparseGP
 from gpmil.warn import warn_caller
@@ -39,7 +40,7 @@ SOLVERS = ("direct", "newton", "sweeps")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class VGPMILPR(PointsOnLesions):
+class VGPMILPR(TeachableGP):
     """Probit Gaussian-process MIL without coupling (Wang et al.; eqs. mgf, ygm).
 
     Parameters
@@ -78,6 +79,9 @@ class VGPMILPR(PointsOnLesions):
         learned. Slides are ranked better where the whole slide tells. The price: it can learn
         stain or site, and one more benign patch may lower the slide's probability; look at
         `predict_evidence`.
+    instance_labels : "ignore" or "use"
+        Whether known labels of patches in positive bags (`bags.instance_labels`) enter the
+        likelihood; these patches are then inducing points as well. `update` takes in new ones.
     optimize : tuple of "inducing", "variance", "lengthscale", "mean"
         What the direct solver also moves to raise the collapsed evidence bound. The bound is a
         poor judge of kernel settings on real data: see the page on the two integrals.
@@ -124,6 +128,7 @@ class VGPMILPR(PointsOnLesions):
     slide_effect: Any = 0.0
     slide_context: Any = 0.0
     slide_context_lengthscale: Any = "auto"
+    instance_labels: Any = "ignore"
     optimize: Any = ()
     tuning_budget: Any = 40
     calibrated: Any = False
@@ -205,7 +210,17 @@ class VGPMILPR(PointsOnLesions):
 
     def _settle(self, gp: SparseGP, problem: inference.Problem) -> Posterior:
         """Solve, and keep what was found."""
-        solution = self._solve(problem)
+        return self._kept(gp, problem, self._solve(problem))
+
+    def _settle_from(self, gp: SparseGP, problem: inference.Problem, start: Any) -> Posterior:
+        if self.solver != "direct":
+            return self._settle(gp, problem)
+        found = inference.direct(problem, int(self.max_iter), float(self.tol), start)
+        return self._kept(gp, problem, found)
+
+    def _kept(
+        self, gp: SparseGP, problem: inference.Problem, solution: inference.Solution
+    ) -> Posterior:
         _warn_unsettled(problem)
         q = Posterior.build(solution.w, problem.R)
         self._keep(gp, q)
@@ -215,6 +230,7 @@ class VGPMILPR(PointsOnLesions):
 
     def _check_apart(self) -> None:
         used = [name for name in ("calibrated", "flags", "optimize") if getattr(self, name)]
+        used += ["instance_labels"] if self._is_taught() else []
         if used:
             raise ValueError(
                 f"{', '.join(used)} cannot be had over partitions: they need all bags in one "
@@ -289,6 +305,7 @@ class VGPMILPR(PointsOnLesions):
         self._check_optimize()
         word_or_number("slide_effect", self.slide_effect, ("auto",), least=0)
         self._check_slide_context()
+        self._check_teaching()
         one_of("dtype", self.dtype, ("auto", *DTYPES))
         one_of("store", self.store, STORES)
         if np.ndim(self.lengthscale) != 1:

@@ -6,7 +6,7 @@ integrand N(s; 0, tau^2) z(s).
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,6 +29,26 @@ RULE = (STEP, LEVELS, DROP, ONE, SMOOTH, SEARCH, TOGETHER)
 At = Callable[[Patches, Tensor], Given]
 
 
+@runtime_checkable
+class Bent(Protocol):
+    """Of bags at one s each: log z(s), and its first two derivatives in s."""
+
+    @property
+    def log_z(self) -> Tensor:
+        """Concave in s."""
+
+    @property
+    def slope(self) -> Tensor:
+        """d log z / ds."""
+
+    @property
+    def bend(self) -> Tensor:
+        """d2 log z / ds2."""
+
+
+Slopes = Callable[[Patches, Tensor], Bent]
+
+
 class Nodes(NamedTuple):
     """s = (first + j) step for j < many in every bag; and where its integrand is largest."""
 
@@ -41,7 +61,7 @@ class Nodes(NamedTuple):
     certain: Tensor  # whether z = 1 at all s before the first
 
 
-def find(patches: Patches, tau: Tensor, given: At) -> Nodes:
+def find(patches: Patches, tau: Tensor, given: Slopes) -> Nodes:
     """The part of the lattice that counts, around the mode of the integrand."""
     mode, width, at = find_mode(patches, tau, given)
     top = at.log_z - (mode / tau).square() / 2
@@ -66,7 +86,7 @@ def find(patches: Patches, tau: Tensor, given: At) -> Nodes:
     return Nodes(first, count, step, mode, width, top, certain)
 
 
-def _fall(patches: Patches, mode: Tensor, end: Tensor, at: Given) -> Tensor:
+def _fall(patches: Patches, mode: Tensor, end: Tensor, at: Bent) -> Tensor:
     """Within which distance q falls from one to zero: q' / q'' about where log q = -1.
 
     That place is found as if -log q were exponential from the mode on.
@@ -77,7 +97,7 @@ def _fall(patches: Patches, mode: Tensor, end: Tensor, at: Given) -> Tensor:
     return 0.75 * there.slope.abs() / there.bend.abs().clamp(min=1e-300)
 
 
-def find_mode(patches: Patches, tau: Tensor, given: At) -> tuple[Tensor, Tensor, Given]:
+def find_mode(patches: Patches, tau: Tensor, given: Slopes) -> tuple[Tensor, Tensor, Bent]:
     """Where log N(s; 0, tau^2) + log z(s) is largest, its width there, and the bags there.
 
     There s = tau^2 d log z / ds. The right side falls with s, so that |s| lies between zero and
@@ -89,7 +109,7 @@ def find_mode(patches: Patches, tau: Tensor, given: At) -> tuple[Tensor, Tensor,
     low, size = torch.zeros_like(high), high / (1 - tau.square() * at.bend)
     for _ in range(SEARCH):
         at = given(patches, sign * size)
-        slope = at.slope.abs().clamp(min=1e-300)
+        slope = (sign * at.slope).clamp(min=1e-300)  # beyond the mode it may have turned round
         width = (tau**-2 - at.bend).rsqrt()
         goal = tau.square() * slope
         low, high = torch.where(goal > size, size, low), torch.where(goal > size, high, size)

@@ -36,12 +36,22 @@ class Group:
     strength: float = 0.0
     graph: sp.csr_array | None = None  # the neighbours of the whole cohort
     effect: float | Float[Tensor, ""] = 0.0  # tau, the deviation of what a bag's instances share
+    known: Int[Tensor, " n"] | None = None  # labels of instances: 0, 1, or -1 where unknown
 
     @functools.cached_property
     def row(self) -> Int[Tensor, " n"]:
         """The bag of every instance."""
         sizes = self.offsets.diff()
         return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+
+    def some(self, bags: Bool[Tensor, " b"]) -> tuple["Group", Int[Tensor, " k"]]:
+        """Some of the bags, as if patches had no neighbours, and where their rows are."""
+        rows = bags[self.row].nonzero()[:, 0]
+        sizes = self.offsets.diff()[bags]
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        known = None if self.known is None else self.known[rows]
+        own = (self.sigma[rows], offsets, self.positive[bags], None, slice(0, len(rows)))
+        return Group(*own, effect=self.effect, known=known), rows
 
     def unsmooth(self, x: Tensor) -> Tensor:
         """(Sigma + tau^2 11')^-1 x = P x - k 1 1'x, k = tau^2 / (1 + tau^2 n): P 1 = 1."""

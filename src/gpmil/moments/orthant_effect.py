@@ -209,17 +209,24 @@ class Profile:
         M = self.at.gauss.mean[..., None] + self.moved[..., None] * d[:, None, :]
         return Terms(self.at, self.correlations, M)
 
-    def value(
-        self, s: Float[Tensor, "b k"], terms: "Terms", here: Float[Tensor, "b 1"] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """f(s), and the rings of more than two in it; `here` is f(s*), else found among s."""
+    def value(self, s: Float[Tensor, "b k"], terms: "Terms") -> Float[Tensor, "b k"]:
+        """f(s) within its bounds."""
+        f = self.expanded(s, terms)[0]
+        return _kept_in_bounds(self.at, f, s - self.at.s[:, None], self.rise, self.here)
+
+    def expanded(self, s: Float[Tensor, "b k"], terms: "Terms") -> tuple[Tensor, Tensor]:
+        """f(s) as the terms have it, and the rings of more than two in it."""
         d = s - self.at.s[:, None]
         f = self.at.gauss.log_gauss[:, None] + self.rise[:, None] * d
         f = f - self.fall[:, None] * d.square() / 2
         rings, left_out = terms.rings()
-        f = f + terms.trees + rings + terms.c3
-        here = f[:, BEFORE, None] if here is None else here
-        return _kept_in_bounds(self.at, f, d, self.rise, here), left_out
+        return f + terms.trees + rings + terms.c3, left_out
+
+    @property
+    def here(self) -> Float[Tensor, "b 1"]:
+        """f(s*)."""
+        s = self.at.s[:, None]
+        return self.expanded(s, self.terms(s))[0]
 
 
 def integrate(
@@ -231,7 +238,8 @@ def integrate(
     at = profile.at
     s, log_ds = _nodes(at.s, profile.fall, effect)
     terms = profile.terms(s)
-    f, left_out = profile.value(s, terms)
+    f, left_out = profile.expanded(s, terms)
+    f = _kept_in_bounds(at, f, s - at.s[:, None], profile.rise, f[:, BEFORE, None])
     if more is not None:
         f = f + more(terms)
     # N(s; 0, tau^2) exp f(s) ds

@@ -88,8 +88,7 @@ class _OverEffect(torch.autograd.Function):
         over = integrate(profile, tau)
         rule = gauss_rule(over.s, over.weight, NODES)
         terms = profile.terms(rule.s)
-        rough = profile.value(rule.s, terms, profile.at.log_p[:, None])[0]
-        ratios, sites = rule.weight.log() - rough, terms.sites()
+        ratios, sites = rule.weight.log() - profile.value(rule.s, terms), terms.sites()
         found = []
         for k in range(NODES):
             start = type(sites)(*(x[..., k] for x in sites))

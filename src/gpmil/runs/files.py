@@ -22,6 +22,7 @@ from gpmil.files.foreign import BadFile, read_json, reading
 CARD, FORMAT = "config.json", "gpmil-run"
 PREDICTIONS, LABELS, METRICS = "predictions.csv", "labels.csv", "metrics.json"
 PATCHES, ENDING = "patches", ".csv.gz"
+MARKS = "marks.jsonl"  # made in the viewer
 LEVEL = 0.9  # of the interval of a slide's probability
 EVIDENCE = ("evidence_patches", "evidence_slide")  # of models with a slide context
 NEEDED = ("slide", "patient", "probability", "log_odds", "decision", "label")

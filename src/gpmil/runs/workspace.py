@@ -9,6 +9,7 @@
                             patches/repeat-<k>/ for the later repeats of a cross-validation
     labels.csv              what gpmil evaluate was given in place of the labels that were read
     metrics.json            with intervals by patient, or by slide where no patient is known
+    marks.jsonl             marks of patches made in the viewer; taught/, what it saved
     log.txt                 the only place for times
 
 Everything is assembled in `<out>.partial`, each file written beside its place and renamed; a part
@@ -40,7 +41,7 @@ from gpmil.files.whole import (
     write_whole,
     written_by_someone,
 )
-from gpmil.runs.files import CARD, FORMAT, PATCHES, read_config, read_table
+from gpmil.runs.files import CARD, FORMAT, MARKS, PATCHES, read_config, read_table
 
 logger = logging.getLogger("gpmil")
 
@@ -250,6 +251,11 @@ def check_target(path: Path) -> Path:
     if not path.exists() or not any(path.iterdir()):
         return path
     others = sorted(_not_ours(path))
+    if MARKS in others:
+        raise ValueError(
+            f"{path} holds marks that people made in the viewer ({MARKS}), which no run replaces: "
+            "name another folder, or move them away."
+        )
     if others:
         found = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The routes of the viewer; all of them read, none writes.
+"""The routes of the viewer; those that write are in lessons.py.
 
 Slides and runs are named by their numbers in /api/cohort: no file name ever comes from the client.
 """
@@ -21,12 +21,13 @@ from starlette.exceptions import HTTPException
 
 from gpmil import __version__
 from gpmil.viewer import cohort as cohorts
-from gpmil.viewer import maps
+from gpmil.viewer import lessons, maps
 from gpmil.viewer.cohort import Missing, ShownCohort
 from gpmil.viewer.maps import Maps, PatchMap
 from gpmil.viewer.security import App, Door, Guard
 from gpmil.viewer.similar import Similar
 from gpmil.viewer.store import Store
+from gpmil.viewer.teach import Refused
 from gpmil.viewer.tiles import Tiles
 
 logger = logging.getLogger("gpmil")
@@ -54,6 +55,7 @@ def routes(cohort: ShownCohort) -> FastAPI:
     _patches(app, found)
     _slides(app, cohort, found, tiles)
     _questions(app, cohort, found, tiles, similar)
+    lessons.routes(app, cohort, found)
     _errors(app)
     return app
 
@@ -234,6 +236,10 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(Missing)
     def missing(request: Request, error: Missing) -> Response:
         return JSONResponse({"detail": " ".join(str(error).split())}, 404)
+
+    @app.exception_handler(Refused)
+    def refused(request: Request, error: Refused) -> Response:
+        return JSONResponse({"detail": " ".join(str(error).split())}, 409)
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> Response:

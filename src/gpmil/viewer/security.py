@@ -1,8 +1,9 @@
-"""Who may ask what: reading only, by the right name, with the token where one is needed.
+"""Who may ask what: by the right name, with the token where one is needed, marks from our page.
 
 A page of another origin can make a browser send requests here, and can point a name of its own at
 this computer (DNS rebinding). Against the first stand the same-origin policies, against the second
-the check of the Host header.
+the check of the Host header. What writes (marks of patches) is a POST whose Origin is this server,
+with a body of JSON, which no page of another origin can send unasked.
 """
 
 import ipaddress
@@ -38,6 +39,8 @@ CACHE = "private, no-cache"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")
 COOKIE = "gpmil"
+WRITES = re.compile(r"/api/marks/\d+(/(undo|redo|save))?")  # all that may be changed
+LARGEST_BODY = 2_000_000  # bytes: a stroke over 100,000 patches
 TOKEN = re.compile(r"[A-Za-z0-9_-]{1,200}")  # what needs no quoting in an address or a cookie
 
 
@@ -124,21 +127,24 @@ class Guard:
         extra = dict(HEADERS)
         if self._right(given):
             extra["set-cookie"] = f"{self.door.cookie}={given}; Path=/; HttpOnly; SameSite=Strict"
-        refused = self._refusal(scope["method"], asked, given)
+        refused = self._refusal(scope["method"], scope["path"], asked, given)
         guarded = _with_headers(send, extra)
         if refused is not None:
             await _answer(guarded, *refused)
             return
         await self.app(scope, receive, guarded)
 
-    def _refusal(self, method: str, asked: dict[str, str], given: str) -> tuple[int, str] | None:
+    def _refusal(
+        self, method: str, path: str, asked: dict[str, str], given: str
+    ) -> tuple[int, str] | None:
         if not self.door.knows(asked.get("host", "")):
             return 400, "this server does not go by that name: open the address that gpmil printed."
-        if method not in ("GET", "HEAD"):
-            return 405, f"{method} is not allowed: the viewer only reads."
+        writes = method == "POST" and WRITES.fullmatch(path)
+        if not writes and method not in ("GET", "HEAD"):
+            return 405, f"{method} is not allowed: the viewer only reads here."
         if self.door.token and not (self._right(given) or self._right(self._kept(asked))):
             return 401, "the token is missing or wrong: open the address that gpmil printed."
-        return None
+        return _foreign(asked) if writes else None
 
     def _kept(self, asked: dict[str, str]) -> str:
         try:
@@ -150,6 +156,20 @@ class Guard:
     def _right(self, given: str) -> bool:
         token = self.door.token
         return bool(token and secrets.compare_digest(given.encode(), token.encode()))
+
+
+def _foreign(asked: dict[str, str]) -> tuple[int, str] | None:
+    """Why a request that writes does not come from our page, or is too large."""
+    origin = asked.get("origin", "").partition("://")[2]
+    site = asked.get("sec-fetch-site", "same-origin")
+    if not origin or origin.lower() != asked["host"].strip().lower() or site != "same-origin":
+        return 403, "marks are made on the viewer's own page: open the address that gpmil printed."
+    if asked.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return 415, "expected a body of JSON."
+    size = asked.get("content-length", "")
+    if not size.isdecimal() or int(size) > LARGEST_BODY:
+        return 413, f"expected a body of a stated length, at most {LARGEST_BODY:,} bytes."
+    return None
 
 
 def _with_headers(send: Send, extra: dict[str, str]) -> Send:

@@ -38,8 +38,9 @@ export function another(runs, panes) {
 
 export class Compare {
   // `told`: hover(pane, index) and changed(pane) for the panel beside the maps
-  constructor(cohort, told) {
+  constructor(cohort, told, teaching) {
     this.cohort = cohort;
+    this.teaching = teaching;
     this.told = told;
     this.box = byId("panes");
     this.parts = []; // {element, pane, loaded, controls}
@@ -102,7 +103,7 @@ export class Compare {
   // --- Following the state ----------------------------------------------------------------------
   follow(current, changed) {
     if (changed.has("panes")) this.#arrange(current.panes);
-    if (changed.has("panes") || changed.has("slide")) this.#load(current);
+    if (["panes", "slide", "taught"].some((key) => changed.has(key))) this.#load(current);
     if (BAKED.some((key) => changed.has(key))) this.prepare();
     if (changed.has("view")) this.draw();
   }
@@ -129,6 +130,11 @@ export class Compare {
       hover: (point) => this.hover(part, point),
       pin: (pane, index) => this.#pin(pane, index),
       changed: () => this.#arrived(part),
+      brush: () => this.teaching.brushOn(part.setting.run) !== null,
+      marked: (pane, indices) => {
+        this.teaching.mark(pane.slide, indices, this.teaching.brushOn(part.setting.run));
+      },
+      learned: (facts, failure) => this.teaching.learned(facts, failure),
     });
     part.run = ask(element, ".run");
     part.coupling = ask(element, ".coupling");
@@ -188,7 +194,8 @@ export class Compare {
     const slide = name.indexOf(current.slide);
     for (const part of this.parts) {
       const { run, coupling } = part.setting;
-      const wanted = `${slide} ${run} ${coupling}`;
+      const version = this.teaching.version(run);
+      const wanted = `${slide} ${run} ${coupling} ${version}`;
       if (part.loaded === wanted) continue;
       part.loaded = wanted;
       delete part.element.dataset.loaded;
@@ -197,7 +204,7 @@ export class Compare {
         part.pane.clear(missing);
         part.element.dataset.loaded = wanted;
       } else {
-        part.pane.load(slide, current.slide, run, coupling, image[slide]);
+        part.pane.load(slide, current.slide, run, coupling, image[slide], version);
       }
     }
   }
@@ -233,7 +240,8 @@ export class Compare {
       const pinned = this.#pinnedIn(pane);
       const neighbours = pinned === null ? [] : pane.map.neighbours(pinned);
       const legend = look.layer === "none" ? "" : this.legend(part, look, flagged);
-      pane.prepare(look, flagged, { pinned, neighbours, legend });
+      const marks = this.teaching.extras(part.setting.run, pane.slide);
+      pane.prepare(look, flagged, { pinned, neighbours, legend, ...marks });
     }
   }
 
@@ -251,6 +259,19 @@ export class Compare {
     if (pinned === null || !first || pinned >= first.n) return null;
     const found = pane.map === first ? pinned : pane.map.at(...first.centre(pinned));
     return found < 0 ? null : found;
+  }
+
+  // Marks have changed: taught maps, and what is drawn on them.
+  teach() {
+    this.#load(get());
+    this.prepare();
+  }
+
+  // Slide and patch under the hand, else those of the pin; null without either.
+  pointed() {
+    const { pane } = this.parts[0];
+    const index = pane.pointer >= 0 && pane.pointer !== null ? pane.pointer : get().pinned;
+    return index === null || !pane.map ? null : { slide: pane.slide, index };
   }
 
   draw() {

@@ -6,8 +6,10 @@ import { Compare, usualCoupling } from "./compare.js";
 import { byId } from "./dom.js";
 import { copyLink, savePicture } from "./export.js";
 import { SlideList, wireControls } from "./list.js";
+import { decode } from "./map.js";
 import { PatchPanel } from "./patch.js";
 import * as state from "./state.js";
+import { Teaching } from "./teach.js";
 
 const { get, set } = state;
 const NEAR = 40; // screen pixels of a patch that was jumped to
@@ -37,10 +39,16 @@ class Page {
     this.tested = cohort.runs.some((run) => run.has_p_values);
     this.list = new SlideList(cohort, (slide) => this.open(slide));
     this.panel = new PatchPanel(cohort, (...target) => this.goTo(...target));
-    this.compare = new Compare(cohort, {
+    this.teaching = new Teaching(cohort, {
+      changed: () => this.compare.teach(),
+      goTo: (slide, index) => this.#goToPatch(slide, index),
+      say,
+    });
+    const told = {
       hover: (part, index) => this.panel.hover(part, index),
       changed: () => this.#mapChanged(),
-    });
+    };
+    this.compare = new Compare(cohort, told, this.teaching);
     this.curves = new CohortPage(cohort);
   }
 
@@ -58,6 +66,13 @@ class Page {
     set({ slide: this.cohort.columns.name[slide], pinned: index, view, page: "slide" });
   }
 
+  // Its place is known once its map is here.
+  async #goToPatch(slide, index) {
+    const { run, coupling } = get().panes[0];
+    const map = decode(await api.mapBytes(run, slide, coupling));
+    this.goTo(slide, index, ...map.centre(index));
+  }
+
   #mapChanged() {
     this.panel.showPinned(this.compare.parts[0]);
     this.#showMarks();
@@ -69,6 +84,7 @@ class Page {
     if (changed.has("theme")) document.documentElement.dataset.theme = current.theme;
     this.compare.follow(current, changed);
     if (changed.size === 1 && changed.has("view")) return; // panning: only the maps move
+    this.teaching.follow(current, changed);
     if (LISTED.some((key) => changed.has(key))) this.list.update(current);
     if (changed.has("slide") || changed.has("panes")) this.panel.showSlide();
     this.#mapChanged();
@@ -165,9 +181,11 @@ class Page {
   }
 
   #key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (document.querySelector("dialog[open]")) return;
+    if (event.altKey || document.querySelector("dialog[open]")) return;
     const typing = event.target.closest("input:not([type=checkbox]), select, textarea");
+    const teaches = get().page === "slide" && !typing;
+    if (teaches && this.teaching.key(event, this.compare.pointed())) return event.preventDefault();
+    if (event.ctrlKey || event.metaKey) return;
     const pressing = event.key === "Enter" && event.target.closest("button, a, summary");
     if (typing || pressing) return;
     const layer = state.LAYER_NAMES[Number(event.key) - 1];

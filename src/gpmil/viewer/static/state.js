@@ -40,6 +40,7 @@ const FIELDS = {
   outlines: { start: true, read: (word) => word !== "0", write: (on) => (on ? "1" : "0") },
   view: { start: null, read: readView, write: (v) => [v.x, v.y, v.zoom].join(",") }, // null: fit
   pinned: number(null, 0, Infinity),
+  taught: { start: true, read: (word) => word !== "0", write: (on) => (on ? "1" : "0") },
   theme: oneOf("auto", "light", "dark"),
 };
 

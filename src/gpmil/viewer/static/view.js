@@ -6,6 +6,7 @@ import * as api from "./api.js";
 import { decode } from "./map.js";
 import * as layers from "./layers.js";
 import { ask } from "./dom.js";
+import { drawMarks } from "./teach.js";
 
 const CLICK = 4; // pixels that a hand may move while it clicks
 const ZOOM_STEP = 1.25;
@@ -39,7 +40,9 @@ export function zoomAt(view, factor, dx, dy) {
 }
 
 export class Pane {
-  // `events`: view(), move(view), hover(point | null), pin(pane, index) and changed(pane)
+  // `events`: view(), move(view), hover(point | null), pin(pane, index) and changed(pane);
+  // brush() says whether a hand that moves marks patches, marked(pane, indices) which they were,
+  // learned(facts, failure) what came with a taught map
   constructor(stage, events) {
     this.stage = stage;
     this.events = events;
@@ -56,16 +59,17 @@ export class Pane {
   }
 
   // --- Loading ----------------------------------------------------------------------------------
-  async load(slide, name, run, coupling, hasImage) {
+  // `version` is that of a taught map, null for the map of the run.
+  async load(slide, name, run, coupling, hasImage, version) {
     // Another coupling replaces the map when it is there; another slide must not be mistaken.
     if (slide !== this.slide) this.clear("");
     this.slide = slide;
     this.pointer = null;
     const ticket = (this.ticket = Symbol("load")); // an answer that comes too late is dropped
-    this.say(`loading map of slide ${name} \u2026`);
+    if (!this.map) this.say(`loading map of slide ${name} \u2026`);
     try {
       const [bytes, image] = await Promise.all([
-        api.mapBytes(run, slide, coupling),
+        this.#bytes(run, slide, coupling, version),
         hasImage ? api.slideImage(slide) : null,
       ]);
       if (ticket !== this.ticket) return;
@@ -78,6 +82,19 @@ export class Pane {
       this.clear(error.message, true);
     }
     this.events.changed(this);
+  }
+
+  // Where the model cannot learn, the map of the run stays.
+  async #bytes(run, slide, coupling, version) {
+    if (version === null) return api.mapBytes(run, slide, coupling);
+    try {
+      const { bytes, facts } = await api.taughtMap(run, slide, version);
+      this.events.learned(facts, null);
+      return bytes;
+    } catch (error) {
+      this.events.learned(null, error);
+      return api.mapBytes(run, slide, coupling);
+    }
   }
 
   clear(text, failed = false) {
@@ -175,6 +192,7 @@ export class Pane {
     if (shown.outlines) {
       layers.drawOutlines(context, map, this.flagged, shown.outlines, visible, zoom);
     }
+    drawMarks(context, map, this.extras, zoom);
     this.#drawPointers(context, zoom);
   }
 
@@ -192,6 +210,7 @@ export class Pane {
       context.setLineDash([]);
       layers.strokeTwice(context, boxes([extras.pinned]), zoom, 3.5);
     }
+    if (this.stroke) layers.strokeTwice(context, boxes(this.stroke), zoom, 2.5);
     if (this.pointer !== null && this.pointer >= 0) {
       layers.strokeTwice(context, boxes([this.pointer]), zoom, 1.5);
     }
@@ -226,25 +245,39 @@ export class Pane {
       if (event.button !== 0) return;
       canvas.setPointerCapture(event.pointerId);
       [last, travelled] = [event, 0];
+      if (this.map && !event.shiftKey && this.events.brush()) this.#paint(event, new Set());
     });
     canvas.addEventListener("pointermove", (event) => {
       if (!last) return this.events.hover(this.point(event));
       const [dx, dy] = [event.clientX - last.clientX, event.clientY - last.clientY];
       travelled += Math.abs(dx) + Math.abs(dy);
       last = event;
+      if (this.stroke) return this.#paint(event, this.stroke);
       if (travelled > CLICK) this.#pan(-dx, -dy);
     });
     canvas.addEventListener("pointerup", (event) => {
-      if (last && travelled <= CLICK && this.map) {
+      const stroke = this.stroke;
+      this.stroke = null;
+      if (stroke?.size) this.events.marked(this, [...stroke]);
+      else if (!stroke && last && travelled <= CLICK && this.map) {
         const point = this.point(event);
         this.events.pin(this, point ? this.map.at(...point) : -1);
       }
       last = null;
     });
-    canvas.addEventListener("pointercancel", () => (last = null));
+    canvas.addEventListener("pointercancel", () => (last = this.stroke = null));
     canvas.addEventListener("pointerleave", () => this.events.hover(null));
     canvas.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
     canvas.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  // The patch under the hand becomes part of the stroke.
+  #paint(event, stroke) {
+    this.stroke = stroke;
+    const point = this.point(event);
+    const index = point ? this.map.at(...point) : -1;
+    if (index >= 0) stroke.add(index);
+    this.draw();
   }
 
   // Where in the slide an event happened.

@@ -1,0 +1,234 @@
+"""A model that is taught: known labels of patches in its fit, and new ones taken in by `update`.
+
+Labels of patches in positive bags enter the likelihood (moments/taught.py), and these patches are
+inducing points as well: what was pointed at must not be lost between k-means centres.
+"""
+
+import copy
+import logging
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gpmil.data.bags import Bags
+from gpmil.distributed import WholeCohort
+from gpmil.files.persistence import CARD
+from gpmil.inference import solvers as inference
+from gpmil.models.base import progress_shown, resolve_device, training_labels
+from gpmil.models.checks import count, flag, one_of
+from gpmil.models.cross_fit import CrossFit
+from gpmil.models.on_lesions import PointsOnLesions
+from gpmil.models.saved import Arrays, Card
+from gpmil.models.saved_checks import Damaged, Symbols
+from gpmil.models.sparse import TrainingCohort
+from gpmil.process.sparse_gp import Posterior, SparseGP
+
+logger = logging.getLogger("gpmil")
+Model = TypeVar("Model", bound="TeachableGP")
+WORDS = ("ignore", "use")
+MOST_POINTS = 500  # labelled patches that become inducing points
+
+
+def labelled_rows(bags: Bags, labels: Int[np.ndarray, " B"]) -> Int[np.ndarray, " k"]:
+    """Patches of positive bags whose labels are known; a ValueError where labels contradict.
+
+    In a negative bag the label of every patch is known without being told.
+    """
+    known, positive = bags.instance_labels, (labels == 1)[bags.bag_index]
+    wrong = np.flatnonzero((known == 1) & ~positive)
+    if len(wrong):
+        raise ValueError(
+            f"expected no positive patch in a negative bag, found {_place(bags, int(wrong[0]))} "
+            f"labelled positive{_more(len(wrong))}: the patch's label or the bag's is wrong. "
+            "Correct one of them, or set instance_labels='ignore'."
+        )
+    benign = np.bincount(bags.bag_index[known == 0], minlength=len(bags))
+    empty = np.flatnonzero((labels == 1) & (benign == bags.sizes))
+    if len(empty):
+        name, size = bags.names[empty[0]], bags.sizes[empty[0]]
+        raise ValueError(
+            f"expected a patch in positive bag '{name}' that may be positive, found all {size} of "
+            f"them labelled negative{_more(len(empty))}. Remove a label, or correct the bag's."
+        )
+    return np.flatnonzero((known >= 0) & positive)
+
+
+def _place(bags: Bags, row: int) -> str:
+    """A patch in words."""
+    bag = int(bags.bag_index[row])
+    where = "" if bags.coords is None else f" at {tuple(bags.coords[row].tolist())}"
+    return f"patch {row - int(bags.offsets[bag])}{where} of bag '{bags.names[bag]}'"
+
+
+def _more(n: int) -> str:
+    return "" if n == 1 else f" (and {n - 1} more)"
+
+
+class TeachableGP(PointsOnLesions):
+    """A model whose fit may know the labels of some patches."""
+
+    NUMBERS = PointsOnLesions.NUMBERS | {"inducing_from_labels_": partial(count, least=0)}
+    LATER: ClassVar[dict[str, dict[str, Any]]] = PointsOnLesions.LATER | {
+        "instance_labels": {"inducing_from_labels_": 0}
+    }
+
+    # so many of inducing_points_, before those on lesions
+    inducing_from_labels_: int
+    instance_labels: Any
+
+    def _check_teaching(self) -> None:
+        one_of("instance_labels", self.instance_labels, WORDS)
+        if not self._is_taught():
+            return
+        if self.solver == "sweeps":
+            raise ValueError(
+                "instance_labels='use' is not for solver='sweeps': the paper's algorithm knows "
+                "labels of bags alone. Use solver='direct'."
+            )
+        if self.moments != "diagonal":
+            raise ValueError(
+                f"instance_labels='use' needs moments='diagonal', got moments={self.moments!r}: "
+                "coupled moments know labels of bags alone."
+            )
+        if self.optimize:
+            raise ValueError(
+                f"optimize={self.optimize!r} knows no labels of patches, got "
+                "instance_labels='use'. Leave one of the two out."
+            )
+
+    def _is_taught(self) -> bool:
+        return bool(self.instance_labels == "use")
+
+    # --- Inducing points ----------------------------------------------------------------------
+
+    def _place_inducing(
+        self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
+    ) -> Float[np.ndarray, "M D"]:
+        """Those of the model without labels, and the labelled patches."""
+        self.inducing_from_labels_, rows = 0, None
+        if self._is_taught() and cohort.bags is not None:
+            rows = labelled_rows(cohort.bags, labels)  # said before the work
+        points = super()._place_inducing(cohort, labels, device)
+        if rows is None or cohort.bags is None:
+            return points
+        return self._with_labelled(points, cohort.bags, rows)
+
+    def _with_labelled(
+        self, points: Float[np.ndarray, "M D"], bags: Bags, rows: Int[np.ndarray, " k"]
+    ) -> Float[np.ndarray, "M2 D"]:
+        """Labelled patches that are no inducing points yet, in the order of the cohort."""
+        if len(rows) > MOST_POINTS:
+            logger.info(
+                "%d patches are labelled: %d of them become inducing points", len(rows), MOST_POINTS
+            )
+            rows = rows[np.linspace(0, len(rows) - 1, MOST_POINTS).round().astype(int)]
+        new = np.asarray(bags.features[rows], dtype=np.float64)
+        _, first = np.unique(np.concatenate([points, new]), axis=0, return_index=True)
+        new = new[np.sort(first[first >= len(points)]) - len(points)]
+        self.inducing_from_labels_ = len(new)
+        return np.concatenate([points, new])
+
+    def _restore(self, arrays: Arrays, card: Card, sizes: Symbols) -> None:
+        super()._restore(arrays, card, sizes)
+        most = len(self.inducing_points_) - self.inducing_from_lesions_
+        if self.inducing_from_labels_ > most:
+            raise Damaged(
+                f"{CARD}: inducing_from_labels_: expected at most {most}, found "
+                f"{self.inducing_from_labels_}"
+            )
+
+    # --- New labels ---------------------------------------------------------------------------
+
+    def update(self: Model, bags, y=None, *, cross_fit=True) -> Model:
+        """Take in the labels of patches as they are now in `bags.instance_labels`; returns self.
+
+        `bags` (and y) are those of the fit, with more labels, other ones or fewer. The result is
+        the fit to them at the settings, the way of the features and the other inducing points of
+        this model, from where it stands: the first labels cost some steps, the next ones fewer.
+        A model fitted with instance_labels="ignore" is taught from now on.
+
+        The models behind `calibrated` and `flags` are fitted again, too, which takes as long as
+        `n_folds` fits at given settings; cross_fit=False leaves them as they are, for a quick look:
+        calibration and p-values are then those of the model before.
+        """
+        flag("cross_fit", cross_fit)
+        bags = self._check_predictable(bags)
+        fresh = copy.copy(self)  # an update that fails leaves this model as it was
+        with torch.no_grad(), progress_shown(bool(self.verbose)):
+            fresh.instance_labels = "use"
+            fresh._check_teaching()
+            labels, _ = training_labels(bags, y)
+            fresh._check_same_cohort(bags, labels)
+            fresh._update(bags, labels, resolve_device(self.device))
+            if fresh.cross_fit_ is not None and cross_fit:
+                fold, calibrated = fresh.cross_fit_.fold, bool(self.calibrated)
+                fresh.cross_fit_ = CrossFit.fit(fresh, bags, labels, fold, calibrated)
+        self.__dict__.update(fresh.__dict__)
+        return self
+
+    def _check_same_cohort(self, bags: Bags, labels: Int[np.ndarray, " B"]) -> None:
+        found = {"bags": len(bags), "positive": int(labels.sum()), "instances": bags.n_instances}
+        known = {k: self.cohort_[k] for k in found}
+        if found != known:
+            raise ValueError(
+                "update takes the bags of the fit with new labels of patches; the fit had "
+                f"{known}, these are {found}. Fit a new model to other bags."
+            )
+
+    def _update(self, bags: Bags, labels: Int[np.ndarray, " B"], device: torch.device) -> None:
+        rows, before = labelled_rows(bags, labels), self._gp(device)
+        w = torch.from_numpy(self.whitened_mean_).to(device)
+        self.inducing_points_ = self._points_with(bags, rows)
+        cohort, gp = WholeCohort(bags, device, labels), self._gp(device)
+        problem = self._problem(gp, cohort)
+        start = moved(before, gp, w)
+        q = self._settle_from(gp, problem, start)
+        if gp.context is not None:
+            means = cohort.slide_means(self._feature_map()).to(device)
+            self._keep_level(gp, q, gp.context.frame(means))
+        self.loo_log_likelihood_ = None  # that of the fit before
+
+    def _points_with(self, bags: Bags, rows: Int[np.ndarray, " k"]) -> Float[np.ndarray, "M D"]:
+        """The other inducing points with those of the labels as they are now."""
+        points, lesions = self.inducing_points_, self.inducing_from_lesions_
+        last = len(points) - lesions
+        first = last - self.inducing_from_labels_
+        return np.concatenate([self._with_labelled(points[:first], bags, rows), points[last:]])
+
+    def _settle_from(
+        self, gp: SparseGP, problem: inference.Problem, start: Float[Tensor, " M"]
+    ) -> Posterior:
+        """Solve from a given w, and keep what was found."""
+        raise NotImplementedError
+
+    # --- Labels left out ----------------------------------------------------------------------
+
+    def leave_one_label_out(self, bags, y=None) -> Float[np.ndarray, " N"]:
+        """log p of every known label of a patch, given all that is known but this label.
+
+        `bags` (and y) are those the model was fitted on with instance_labels="use". The bag is
+        taken out of the fit as in `leave_one_bag_out`, then its label and its other labels count
+        again; inducing points stay. nan where no label is known; 0 in negative bags.
+        """
+        if not self._is_taught():
+            raise ValueError(
+                "the model knows no labels of patches: fit it with instance_labels='use', or call "
+                "update(bags) with labelled patches."
+            )
+        with torch.no_grad():
+            cohort, problem, w = self._fitted_problem(bags, y)
+            return cohort.leave_one_label_out(problem, w, self.solver == "direct")
+
+
+def moved(before: SparseGP, now: SparseGP, w: Float[Tensor, " M"]) -> Float[Tensor, " M2"]:
+    """w at other inducing points: what the process at the earlier ones says of the new.
+
+    u' = K_z'z Kzz^-1 u = K_z'z L^-T w and w' = L'^-1 u'; entries of the slide context stay.
+    """
+    u = before.whiten(now.inducing) @ w[: len(before.L)]
+    new = torch.linalg.solve_triangular(now.L, u[:, None], upper=False)[:, 0]
+    return torch.cat([new, w[len(before.L) :]])
