@@ -71,6 +71,7 @@ class Solution(NamedTuple):
     converged: bool
     residual: float
     trace: list[float]
+    curvature: Float[Tensor, "M M"] | None = None  # the last Hessian of -L, where one was used
 
 
 def prepare(
@@ -275,23 +276,33 @@ def _plain(problem: Problem, w: Tensor) -> Tensor:
 
 
 def direct(
-    problem: Problem, max_iter: int, tol: float, start: Float[Tensor, " M"] | None = None
-) -> Solution:
+    problem: Problem, max_iter: int, tol: float, start: Float[Tensor, " M"] | None = None,
+    curvature: Float[Tensor, "M M"] | None = None,
+) -> Solution:  # fmt: skip
     """Maximise L(w) = sum_b log Z_b(c + H_b w) - w'w / 2 by Newton with a line search.
 
     A Hessian costs several gradients, so it is kept for as long as it serves: while every step
-    brings the residual down tenfold.
+    brings the residual down tenfold. `curvature` is one to begin with at `start`, known or near.
     """
-    return _said(_maximise(problem, max_iter, tol, start), tol)
+    return _said(_maximise(problem, max_iter, tol, start, curvature), tol)
 
 
 def _maximise(
-    problem: Problem, max_iter: int, tol: float, start: Float[Tensor, " M"] | None
+    problem: Problem,
+    max_iter: int,
+    tol: float,
+    start: Tensor | None,
+    curvature: Tensor | None = None,
 ) -> Solution:
     """As `direct`, without its warning: the optimum of a sample is only a place to start."""
     w = _from_a_sample(problem, max_iter) if start is None else start
-    value, gradient, curvature = collapsed_bound(problem, w)
-    residual, trace, fresh = float("inf"), [value], True
+    residual, fresh = float("inf"), curvature is None
+    if curvature is None:
+        value, gradient, curvature = collapsed_bound(problem, w)
+    else:
+        value, gradient = rise(problem, w)
+        residual = relative(gradient, w)
+    trace = [value]
     for step in range(1, max_iter + 1):
         last = residual < tol  # one more step below tol, as in `newton`
         found = _climb(problem, w, value, gradient, _ascent(curvature, gradient))
@@ -299,19 +310,19 @@ def _maximise(
             value, gradient, curvature = collapsed_bound(problem, w)
             found = _climb(problem, w, value, gradient, _ascent(curvature, gradient))
         if found is None:
-            return Solution(w, step, residual < tol, residual, trace)
+            return Solution(w, step, residual < tol, residual, trace, curvature)
         before, (w, value, gradient) = residual, found
         residual = relative(gradient, w)
         trace.append(value)
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
         if last and residual < tol:
-            return Solution(w, step, True, residual, trace)
+            return Solution(w, step, True, residual, trace, curvature)
         if _stalled(trace):
-            return Solution(w, step, residual < tol, residual, trace)
+            return Solution(w, step, residual < tol, residual, trace, curvature)
         fresh = residual > SERVES * before or before == float("inf")
         if fresh and not residual < tol:
             curvature = collapsed_bound(problem, w)[2]
-    return Solution(w, max_iter, residual < tol, residual, trace)
+    return Solution(w, max_iter, residual < tol, residual, trace, curvature)
 
 
 def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
@@ -375,12 +386,9 @@ def _climb(problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: T
 
 
 def leave_one_bag_out(
-    problem: Problem,
-    bags: Iterable[tuple[np.ndarray, Bag]],
-    w: Float[Tensor, " M"],
-    direct: bool,
+    problem: Problem, bags: Iterable[tuple[np.ndarray, Bag]], w: Float[Tensor, " M"], direct: bool,
     score: leave_out.Score = leave_out.scores,
-) -> Float[Tensor, " B"]:
+) -> Float[Tensor, " B"]:  # fmt: skip
     """log p(y_b) of every bag under the fit without it, all from the one fit at w.
 
     `bags` gives the cohort in padded batches with the numbers of their bags; `direct`: w is the

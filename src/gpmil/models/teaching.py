@@ -18,6 +18,7 @@ from gpmil.data.bags import Bags
 from gpmil.distributed import WholeCohort
 from gpmil.files.persistence import CARD
 from gpmil.inference import solvers as inference
+from gpmil.inference.pieces import Chunk
 from gpmil.models.base import progress_shown, resolve_device, training_labels
 from gpmil.models.checks import count, flag, one_of
 from gpmil.models.cross_fit import CrossFit
@@ -25,6 +26,7 @@ from gpmil.models.on_lesions import PointsOnLesions
 from gpmil.models.saved import Arrays, Card
 from gpmil.models.saved_checks import Damaged, Symbols
 from gpmil.models.sparse import TrainingCohort
+from gpmil.moments.taught import patches
 from gpmil.process.sparse_gp import Posterior, SparseGP
 
 logger = logging.getLogger("gpmil")
@@ -79,6 +81,8 @@ class TeachableGP(PointsOnLesions):
     # so many of inducing_points_, before those on lesions
     inducing_from_labels_: int
     instance_labels: Any
+    # the Hessian and the labels of the last update, neither saved nor copied
+    _lesson: tuple[Float[Tensor, "M M"] | None, Int[np.ndarray, " N"] | None] = (None, None)
 
     def _check_teaching(self) -> None:
         one_of("instance_labels", self.instance_labels, WORDS)
@@ -109,7 +113,7 @@ class TeachableGP(PointsOnLesions):
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
     ) -> Float[np.ndarray, "M D"]:
         """Those of the model without labels, and the labelled patches."""
-        self.inducing_from_labels_, rows = 0, None
+        self.inducing_from_labels_, rows, self._lesson = 0, None, (None, None)
         if self._is_taught() and cohort.bags is not None:
             rows = labelled_rows(cohort.bags, labels)  # said before the work
         points = super()._place_inducing(cohort, labels, device)
@@ -158,6 +162,7 @@ class TeachableGP(PointsOnLesions):
         flag("cross_fit", cross_fit)
         bags = self._check_predictable(bags)
         fresh = copy.copy(self)  # an update that fails leaves this model as it was
+        fresh._lesson = self._lesson
         with torch.no_grad(), progress_shown(bool(self.verbose)):
             fresh.instance_labels = "use"
             fresh._check_teaching()
@@ -185,12 +190,48 @@ class TeachableGP(PointsOnLesions):
         self.inducing_points_ = self._points_with(bags, rows)
         cohort, gp = WholeCohort(bags, device, labels), self._gp(device)
         problem = self._problem(gp, cohort)
-        start = moved(before, gp, w)
-        q = self._settle_from(gp, problem, start)
+        T = moved(before, gp)
+        if self.solver == "direct":
+            curvature = self._near_curvature(problem, T, T @ w, bags.instance_labels)
+            budget = int(self.max_iter), float(self.tol)
+            found = inference.direct(problem, *budget, T @ w, curvature)
+            self._lesson = (found.curvature, bags.instance_labels)
+        else:
+            found = self._solve(problem)
+        q = self._kept(gp, problem, found)
         if gp.context is not None:
             means = cohort.slide_means(self._feature_map()).to(device)
             self._keep_level(gp, q, gp.context.frame(means))
         self.loo_log_likelihood_ = None  # that of the fit before
+
+    def _near_curvature(
+        self, problem: inference.Problem, T: Float[Tensor, "M2 M"], w: Float[Tensor, " M2"],
+        known: Int[np.ndarray, " N"],
+    ) -> Float[Tensor, "M2 M2"]:  # fmt: skip
+        """The Hessian at w, or that of the last update with what newly labelled bags add.
+
+        In the new w it is T J T' + I - T T': where the earlier points say nothing, the prior.
+        """
+        J, before = self._lesson
+        in_memory = [piece for piece in problem.chunks if isinstance(piece, Chunk)]
+        if J is None or before is None or len(in_memory) < len(problem.chunks):
+            return inference.collapsed_bound(problem, w)[2]
+        new = torch.from_numpy(known != before).to(T.device)
+        eye = torch.eye(len(T)).to(T)
+        out = T @ J.to(T) @ T.mT + eye - T @ T.mT
+        for piece in in_memory:
+            group = piece.group
+            changed = torch.zeros_like(group.positive)
+            changed[group.row[new[group.rows]]] = True
+            if bool(changed.any()):
+                some, rows = group.some(changed)
+                out = out + Chunk(piece.H[rows], patches(some)).bound(w, problem.c)[2]
+        return (out + out.mT) / 2
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy for another process begins its lessons anew."""
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_lesson"}
 
     def _points_with(self, bags: Bags, rows: Int[np.ndarray, " k"]) -> Float[np.ndarray, "M D"]:
         """The other inducing points with those of the labels as they are now."""
@@ -199,10 +240,13 @@ class TeachableGP(PointsOnLesions):
         first = last - self.inducing_from_labels_
         return np.concatenate([self._with_labelled(points[:first], bags, rows), points[last:]])
 
-    def _settle_from(
-        self, gp: SparseGP, problem: inference.Problem, start: Float[Tensor, " M"]
+    def _solve(self, problem: inference.Problem) -> inference.Solution:
+        raise NotImplementedError
+
+    def _kept(
+        self, gp: SparseGP, problem: inference.Problem, solution: inference.Solution
     ) -> Posterior:
-        """Solve from a given w, and keep what was found."""
+        """What was found as fitted attributes."""
         raise NotImplementedError
 
     # --- Labels left out ----------------------------------------------------------------------
@@ -224,11 +268,11 @@ class TeachableGP(PointsOnLesions):
             return cohort.leave_one_label_out(problem, w, self.solver == "direct")
 
 
-def moved(before: SparseGP, now: SparseGP, w: Float[Tensor, " M"]) -> Float[Tensor, " M2"]:
-    """w at other inducing points: what the process at the earlier ones says of the new.
+def moved(before: SparseGP, now: SparseGP) -> Float[Tensor, "M2 M"]:
+    """T, with w' = T w at other inducing points: what the process at the earlier ones says there.
 
     u' = K_z'z Kzz^-1 u = K_z'z L^-T w and w' = L'^-1 u'; entries of the slide context stay.
     """
-    u = before.whiten(now.inducing) @ w[: len(before.L)]
-    new = torch.linalg.solve_triangular(now.L, u[:, None], upper=False)[:, 0]
-    return torch.cat([new, w[len(before.L) :]])
+    T = torch.linalg.solve_triangular(now.L, before.whiten(now.inducing), upper=False)
+    more = before.n_weights - len(before.L)
+    return torch.block_diag(T, torch.eye(more).to(T)) if more else T

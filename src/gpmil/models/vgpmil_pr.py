@@ -212,19 +212,13 @@ class VGPMILPR(TeachableGP):
         """Solve, and keep what was found."""
         return self._kept(gp, problem, self._solve(problem))
 
-    def _settle_from(self, gp: SparseGP, problem: inference.Problem, start: Any) -> Posterior:
-        if self.solver != "direct":
-            return self._settle(gp, problem)
-        found = inference.direct(problem, int(self.max_iter), float(self.tol), start)
-        return self._kept(gp, problem, found)
-
     def _kept(
         self, gp: SparseGP, problem: inference.Problem, solution: inference.Solution
     ) -> Posterior:
         _warn_unsettled(problem)
         q = Posterior.build(solution.w, problem.R)
         self._keep(gp, q)
-        self.n_iter_, self.converged_, self.residual_, trace = solution[1:]
+        self.n_iter_, self.converged_, self.residual_, trace = solution[1:5]
         self.elbo_trace_ = np.array(trace) + problem.constant
         return q
 
