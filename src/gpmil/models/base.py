@@ -39,6 +39,7 @@ class InstancePredictions:
     bags: Bags
     p_value: Float[np.ndarray, " N"] | None = None
     flagged: Bool[np.ndarray, " N"] | None = None
+    doubt: Float[np.ndarray, " N"] | None = None  # of f_i: 0 known, 1 as before any slide
 
     def __len__(self) -> int:
         return len(self.probability)
@@ -76,7 +77,7 @@ class Predictions:
     interval: Float[np.ndarray, "B 2"]  # of proba[:, 1]; nan where not asked for, or not known
 
 
-OPTIONAL = ("p_value", "flagged")
+OPTIONAL = ("p_value", "flagged", "doubt")
 
 
 def _axes(bags: Bags) -> int:

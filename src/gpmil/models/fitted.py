@@ -159,6 +159,9 @@ class FittedGP(ContextGP):
     ) -> InstancePredictions:
         """P(h_i = 1) of every instance with mean and deviation of m*_i (eq. pred_instance).
 
+        `doubt` is how unsure the model is of the process f at the instance: its deviation as a
+        share of that before any bag was seen, from 0 (known) to 1 (nothing learned there).
+
         Of a model fitted with flags=True also a p-value against the patches of negative bags, and
         the patches marked at a false discovery rate of `rate`, controlled `within` every "bag" or
         over all bags given ("cohort"). `weights="bag"` counts negative bags in place of their
@@ -169,7 +172,8 @@ class FittedGP(ContextGP):
         return self._marked(self._instances(bags), marks)
 
     def _marked(self, found: InstancePredictions, marks: "Marks") -> InstancePredictions:
-        """With p-values and flags, where the model was fitted with them."""
+        """With doubts; and with p-values and flags, where the model was fitted with them."""
+        found = replace(found, doubt=self._doubt(found.bags))
         if self.cross_fit_ is None or not self.flags:
             return found
         p = self.cross_fit_.p_values(found.bags, marks.weights)

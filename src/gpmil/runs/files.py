@@ -80,6 +80,7 @@ PATCH_COLUMNS = {
     "std": Range(0, 1e30),
     "p_value": SHARE,
     "flagged": Range(only=(0, 1)),
+    "doubt": SHARE,
     "label": Range(only=(-1, 0, 1)),
 }
 
