@@ -16,7 +16,7 @@ from synthetic import numbers_for
 
 import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags
-from gpmil.models.base import progress_shown
+from gpmil.models.progress import progress_shown
 
 PREDICTIONS = (
     "predict",

@@ -81,6 +81,7 @@ PATCH_COLUMNS = {
     "p_value": SHARE,
     "flagged": Range(only=(0, 1)),
     "doubt": SHARE,
+    "unlike": SHARE,
     "label": Range(only=(-1, 0, 1)),
 }
 
