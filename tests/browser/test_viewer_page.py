@@ -489,7 +489,7 @@ def test_the_coupling_has_a_slider(page, place):
     # the map is that of the other coupling, the call that of the fit
     row = place.predictions(FITTED).set_index("slide").loc["slide-05"]
     facts = page.page.locator("#facts").text_content()
-    assert f"probability{row['probability']:.3g}" in facts and "accept as " in facts
+    assert f"probability{row['probability']:.3g}" in facts and "accept: " in facts
 
 
 def test_suspicion_is_shown_first_and_probability_where_there_are_no_p_values(page, place):

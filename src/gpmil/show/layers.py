@@ -108,7 +108,7 @@ def draw_suspicion(
     return draw(ax, layout, suspicion(p_value), suspicion_colours(), limits)
 
 
-def scale_top(*values: Values) -> float:
+def scale_top(*values: np.ndarray) -> float:
     """The upper end of a scale of probabilities: 1, 2 or 5 times a power of ten, from 0.01 to 1.
 
     >>> scale_top(np.array([0.003, np.nan]), np.array([0.034])), scale_top(np.array([0.6]))
@@ -122,7 +122,7 @@ def scale_top(*values: Values) -> float:
     return float(min(next(k * power for k in (1, 2, 5, 10) if k * power >= most * (1 - 1e-9)), 1.0))
 
 
-def doubt_limits(*values: Values) -> tuple[float, float]:
+def doubt_limits(*values: np.ndarray) -> tuple[float, float]:
     """Ends of a scale of doubts: the range of the values, rounded outwards to twentieths.
 
     >>> doubt_limits(np.array([0.62, 0.71]), np.array([0.66, np.nan]))

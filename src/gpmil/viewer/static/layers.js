@@ -19,7 +19,7 @@ export const LAYERS = {
     title: "Suspicion: p-value, how unlike tissue of negative slides",
     column: "p_value",
     colours: "flame",
-    ticks: () => [[0, "1"], [1 / 3, "0.1"], [2 / 3, "0.01"], [1, "\u2264 0.001"]],
+    ticks: () => [[0, "1"], [1 / 3, "0.1"], [2 / 3, "0.01"], [1, "0.001"]],
     unit: (p) => Math.log10(Math.max(p, SMALLEST_P)) / Math.log10(SMALLEST_P),
   },
   probability: {

@@ -21,7 +21,7 @@ export function predicted(cohort, { run, coupling }) {
 
 // Accepted as which class, or referred.
 export function decisionWords(cohort, decision, p) {
-  return decision === "accept" ? `accept as ${cohort.class_words[p > HALF ? 1 : 0]}` : decision;
+  return decision === "accept" ? `accept: ${cohort.class_words[p > HALF ? 1 : 0]}` : decision;
 }
 
 export function isWrong(probability, label) {
@@ -236,6 +236,7 @@ export class SlideList {
     row.range.style.width = `${100 * (high[i] - low[i])}%`;
     row.range.parentElement.hidden = p === null;
     row.decision.textContent = decisionWords(this.cohort, decision[i] || "", p);
+    row.decision.title = row.decision.textContent;
     row.decision.className = `decision ${decision[i] === "refer" ? "refer" : "accept"}`;
     const wrong = isWrong(p, label);
     const word = label === null ? "" : this.cohort.class_words[label];
