@@ -2,8 +2,8 @@
 
     python benchmarks/maps_picture.py [--data FOLDER] [--out docs/images] [--sets colon ...]
 
-One held-out slide of each cohort, predicted by a model at settings that were learned once; of the
-colon images and SICAPv2 slides only the layout is shown. The real slide, a piece of skin, is
+One held-out slide of each cohort, predicted by a model at settings that were learned once; only the
+layout is shown. The real slide, a piece of skin, is
 predicted by the colon model: features of one encoder, another organ, as a warning example.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from real_data import DATA, SETS, read
 
 import gpmil
-from gpmil.show import heatmaps, plots, slides
+from gpmil.show import heatmaps, plots
 
 SETTINGS = ("variance", "lengthscale", "mean", "coupling", "slide_effect")
 LEARNED = {
@@ -48,16 +48,15 @@ def chosen(name, bags):
 
 
 def real_slide(folder):
-    """The patches of the skin slide, its step and its thumbnail."""
+    """The patches of the skin slide."""
     import h5py
 
     with h5py.File(folder / "slides" / "CMU-1-Small-Region_features.h5") as file:
         x, xy = file["features"][:], file["coords"][:]
-    bags = gpmil.Bags.from_arrays([x], coords=[xy], step=256, names=["CMU-1-Small-Region"])
-    return bags, slides.thumbnail(folder / "slides" / "CMU-1-Small-Region.svs")
+    return gpmil.Bags.from_arrays([x], coords=[xy], step=256, names=["CMU-1-Small-Region"])
 
 
-def figure(name, model, bag, picture=None):
+def figure(name, model, bag):
     """The heat map of one slide."""
     found = model.predict_all(bag, rate=RATE, level=0.9)
     patches = found.instances
@@ -76,7 +75,6 @@ def figure(name, model, bag, picture=None):
         flagged=patches.flagged,
         rate=RATE,
         truth=truth,
-        slide=picture,
         box=(2.3, 2.6),
         title=f"{bag.names[0]} ({name})",
         about=[f"{said}; called {call}, probability {p:.3g} ({between})"],
@@ -97,7 +95,7 @@ def main():
         print(f"{name}: {model.cross_fit_.unlike}")
         drawn = {name: figure(name, model, bags[b])}
         if name == "colon":
-            drawn["real"] = figure("skin, by a model of colon", model, *real_slide(args.data))
+            drawn["real"] = figure("skin, by a model of colon", model, real_slide(args.data))
         for key, picture in drawn.items():
             (args.out / f"maps_{key}.png").write_bytes(plots.png(picture, 110))
 

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import offset_copy
 
 from gpmil.show.plots import FONT, INK, MUTED, new_figure
@@ -137,8 +136,10 @@ def colour_bar(figure: Figure, ax: Axes, image: ScalarMappable, label: str) -> N
     ax.set_axis_on()
     bar = figure.colorbar(image, cax=ax, orientation="horizontal")
     bar.outline.set_visible(False)
-    bar.locator = MaxNLocator(4)
-    bar.update_ticks()
+    low, high = image.get_clim()
+    if low is not None and high is not None:  # few numbers: narrow panels have no room for more
+        ticks = [low, (low + high) / 2, high]
+        bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
     ax.tick_params(labelsize=FONT - 2, colors=MUTED, length=2, width=0.6)
     ax.set_xlabel(label, fontsize=SMALL, color=MUTED, labelpad=1)
 
