@@ -260,9 +260,9 @@ def test_a_click_opens_a_slide(page):
 
 
 def test_layers_and_sliders_change_pixels(page, place):
-    page.open(slide="slide-13", outlines=0)
+    page.open(slide="slide-13", outlines=0, panes="0~~probability")
     seen = {"probability": page.pixels()}
-    for layer in ("sd", "p_value", "flags", "none"):
+    for layer in ("suspicion", "doubt", "flags", "none"):
         page.page.select_option(".pane .layer", layer)
         seen[layer] = page.pixels()
     assert len(set(seen.values())) == 5
@@ -289,7 +289,8 @@ def test_threshold_hides_patches_below_it(page, place):
     p, x, y = (table[c].to_numpy(float) for c in ("probability", "x", "y"))
     limit = float(np.median(p).round(2))
     view = (x.mean(), y.mean(), 0.4)
-    page.open(slide="slide-05", outlines=0, view=view_text(view), threshold=limit)
+    shown_as = {"panes": "0~~probability", "top": 1}
+    page.open(slide="slide-05", outlines=0, view=view_text(view), threshold=limit, **shown_as)
     shown = page.page.evaluate(
         "points => {"
         + COPY
@@ -310,49 +311,44 @@ def test_threshold_hides_patches_below_it(page, place):
     table = np.array(words, dtype="<u4").view(np.uint8).reshape(256, 4)[:, :3]
     seen = ~legend & ~tissue
     expected = table[np.minimum(255, np.floor(256 * p[seen])).astype(int)]
-    np.testing.assert_array_equal(np.array(shown)[seen], expected)  # the scale 0 to 1 is fixed
+    np.testing.assert_array_equal(np.array(shown)[seen], expected)  # the scale of the link
 
 
-def test_outlines_in_long_pieces_are_the_edges_of_marked_cells(page):
-    """Pixels of the merged lines against those of every edge between unequal cells."""
+def test_hatching_in_long_pieces_goes_through_every_marked_cell(page):
+    """Pixels of the merged diagonals against those of one diagonal a marked cell."""
     marked = np.random.default_rng(2).random((9, 12)) < 0.4
     page.open()
     found = page.page.evaluate(
         """async marked => {
-        const { outlines } = await import('/static/layers.js');
+        const { hatching } = await import('/static/layers.js');
         const [rows, columns] = [marked.length, marked[0].length];
         const every = marked.flatMap((line, r) => line.map((_, c) => [c, r]));
         const column = every.map(([c]) => c), row = every.map(([, r]) => r);
         const raster = { width: columns, height: rows, left: 5, top: 7, pixel: [16, 16],
                          cover: [1, 1], column, row };
-        const fast = outlines({ n: every.length, raster }, marked.flat());
-        const at = (c, r) => marked[r]?.[c] ?? 0;
+        const fast = hatching({ n: every.length, raster }, marked.flat());
         const slow = new Path2D();
-        const line = (a, b, c, d) => {
-          slow.moveTo(5 + 16 * a, 7 + 16 * b);
-          slow.lineTo(5 + 16 * c, 7 + 16 * d);
-        };
-        for (let r = 0; r <= rows; r++) for (let c = 0; c <= columns; c++) {
-          if (at(c, r) !== at(c, r - 1)) line(c, r, c + 1, r);
-          if (at(c, r) !== at(c - 1, r)) line(c, r, c, r + 1);
-        }
+        every.forEach(([c, r]) => {
+          if (!marked[r][c]) return;
+          slow.moveTo(5 + 16 * c, 7 + 16 * (r + 1));
+          slow.lineTo(5 + 16 * (c + 1), 7 + 16 * r);
+        });
         return [fast, slow].map(path => {
           const context = new OffscreenCanvas(220, 170).getContext('2d');
-          context.lineWidth = 2; // whole pixels: nothing is half covered twice
-          context.lineCap = 'square';
+          context.lineWidth = 3;
           context.stroke(path);
-          return [...context.getImageData(0, 0, 220, 170).data.filter((_, i) => i % 4 === 3)];
-        }); }""",
+          return [...context.getImageData(0, 0, 220, 170).data.filter((_, i) => i % 4 === 3)]
+            .map(opaque => opaque > 100); }); }""",
         marked.astype(int).tolist(),
     )
-    assert sum(found[0]) > 0
-    np.testing.assert_array_equal(*found)
+    fast, slow = (np.array(one) for one in found)
+    assert fast.sum() > 1000 and (fast != slow).sum() < 0.01 * fast.sum()  # where pieces meet
 
 
 def test_hover_shows_the_numbers_of_the_table(page, place):
     table = place.patches("slide-05", FITTED)
     view = (400.0, 380.0, 0.5)
-    page.open(slide="slide-05", view=view_text(view))
+    page.open(slide="slide-05", view=view_text(view), panes="0~~probability")
     for i in (3, len(table) // 2, len(table) // 2 + 9):
         x, y = float(table["x"][i]), float(table["y"][i])
         page.page.mouse.move(*page.point(x + STEP / 2, y + STEP / 2, view))
@@ -459,7 +455,7 @@ def test_patches_off_a_lattice_are_found(page):
 # --- Comparing ------------------------------------------------------------------------------------
 def test_two_maps_move_and_point_together(page, place):
     view = (400.0, 380.0, 0.3)
-    page.open(slide="slide-05", view=view_text(view))
+    page.open(slide="slide-05", view=view_text(view), panes="0~~probability")
     page.page.click("#add-pane")
     page.page.wait_for_selector(".pane:nth-child(2)[data-loaded]")
     shown = page.page.locator(".coupling-value").all_text_contents()
@@ -490,8 +486,24 @@ def test_the_coupling_has_a_slider(page, place):
     page.slide(".coupling", 0)
     page.loaded()
     assert page.pixels() != before
-    row = place.predictions(OTHER).set_index("slide").loc["slide-05"]
-    assert str(row["probability"]) in page.page.locator("#facts").text_content()
+    # the map is that of the other coupling, the call that of the fit
+    row = place.predictions(FITTED).set_index("slide").loc["slide-05"]
+    facts = page.page.locator("#facts").text_content()
+    assert f"probability{row['probability']:.3g}" in facts and "accept: " in facts
+
+
+def test_suspicion_is_shown_first_and_probability_where_there_are_no_p_values(page, place):
+    page.open(slide="slide-05")
+    assert page.page.locator(".pane .layer").input_value() == "suspicion"
+    words = "() => import('/static/layers.js').then(l => [l.LAYERS.suspicion.title, l.NO_P_VALUES])"
+    title, instead = page.page.evaluate(words)
+    assert "unlike tissue of negative slides" in title and "without flags" in instead
+    with_p_values = page.pixels()
+    page.slide(".coupling", 0)  # not that of the fit: p-values would not hold
+    page.loaded()
+    assert page.pixels() != with_p_values
+    suspicion = page.page.locator(".pane .layer option", has_text="Suspicion")
+    assert suspicion.is_disabled()
     # there are no p-values away from the coupling of the fit, so nothing to test them with
     assert page.page.locator("#rate").is_disabled()
 
@@ -538,7 +550,7 @@ def test_a_link_restores_the_view(page, context, address):
     page.open(slide="slide-01", filter="positive", sort="name")
     page.page.click("#add-pane")
     page.page.wait_for_selector(".pane:nth-child(2)[data-loaded]")
-    page.page.locator(".layer").nth(1).select_option("sd")
+    page.page.locator(".layer").nth(1).select_option("doubt")
     page.slide("#threshold", 0.13)
     page.slide("#opacity", 0.8)
     page.slide("#rate", 0.31)
@@ -576,7 +588,7 @@ def test_state_survives_the_way_through_the_address(page):
         """async () => { const { defaults, toHash, fromHash } = await import('/static/state.js');
         const state = { ...defaults(), slide: 'a&b=c#d/%~!', search: '+ \\u00e9', rate: 0.17,
           view: { x: -1.5e3, y: 0.25, zoom: 1e-3 }, pinned: 12, opacity: 0, outlines: false,
-          panes: [{ run: 1, coupling: null, layer: 'sd' },
+          panes: [{ run: 1, coupling: null, layer: 'doubt' },
                   { run: 0, coupling: '0.6', layer: 'none' }] };
         return [toHash(defaults()), JSON.stringify(fromHash('#' + toHash(state))) ===
           JSON.stringify(state)]; }"""

@@ -123,14 +123,15 @@ def test_the_picture_shows_the_table(run, slide_folder, tmp_path):
     assert overview.steps == {"a": (32, 32), "b": (32, 32)}
     figure = heatmap.draw(found[0], slide_folder / "a.png", overview, "panel")
     frame = table(20, 1)
-    shown = figure.axes[1].images[1]
+    panels = {ax.get_title(): ax for ax in figure.axes}
+    shown = panels["probability"].images[1]
     np.testing.assert_allclose(shown.get_array(), frame["probability"].to_numpy().reshape(4, 5))
     assert tuple(shown.get_extent()) == (0, 160, 128, 0)
     largest = max(frame["sd"].max(), table(12, 2)["sd"].max())
-    assert figure.axes[2].images[1].get_clim() == pytest.approx((0, largest))
+    assert panels["uncertainty"].images[1].get_clim() == pytest.approx((0, largest))
     # A little of the slide around the tissue, no further than its border.
     assert tuple(figure.axes[0].images[0].get_extent()) == (0, 168, 136, 0)
-    assert "20 patches, 5 flagged (outlined)" in [t.get_text() for t in figure.texts]
+    assert "20 patches, 5 marked" in [t.get_text() for t in figure.texts]
 
 
 def test_a_single_table_is_a_run(run, tmp_path):
@@ -211,7 +212,7 @@ def test_every_slide_gets_a_file(run, tmp_path, compressed):
     corners = [f["geometry"]["coordinates"][0][0] for f in features]
     assert corners == frame[["x", "y"]].to_numpy().tolist()
     said = [f["properties"]["measurements"] for f in features]
-    np.testing.assert_allclose([s["p"] for s in said], frame["probability"], rtol=1e-5)
+    np.testing.assert_allclose([s["probability"] for s in said], frame["probability"], rtol=1e-5)
     assert "p-value" not in said[0] and "p-value" in said[1]
     flagged = [f["properties"]["classification"]["name"] == "flagged" for f in features]
     assert flagged == (frame["flagged"] == 1).tolist()
@@ -300,7 +301,7 @@ def test_the_side_of_overlapping_patches_comes_from_the_files(tmp_path):
 # --- Couplings and repeats ------------------------------------------------------------------------
 def drawn(folder: Path, name: str) -> list[float]:
     features = json.loads((folder / f"{name}.geojson").read_text())["features"]
-    return [f["properties"]["measurements"]["p"] for f in features]
+    return [f["properties"]["measurements"]["probability"] for f in features]
 
 
 def given(frame: pd.DataFrame) -> list[float]:

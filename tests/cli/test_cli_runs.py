@@ -431,7 +431,7 @@ def test_every_repeat_keeps_its_patches(place, tmp_path, _no_report):
         assert len(list(file.parent.glob("*.csv.gz"))) == 18
     ran("qupath", run, "--repeat", 1, "--slide", "s03", "--out", tmp_path / "q")
     features = json.loads((tmp_path / "q" / "s03.geojson").read_text())["features"]
-    shown = [f["properties"]["measurements"]["p"] for f in features]
+    shown = [f["properties"]["measurements"]["probability"] for f in features]
     np.testing.assert_allclose(shown, expected, rtol=1e-5)
 
 

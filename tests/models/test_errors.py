@@ -16,7 +16,7 @@ from synthetic import numbers_for
 
 import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags
-from gpmil.models.base import progress_shown
+from gpmil.models.progress import progress_shown
 
 PREDICTIONS = (
     "predict",
@@ -434,7 +434,7 @@ def test_what_instances_cannot_have_yet(model_class, cohort):
     found = small(model_class).fit(cohort).predict_instances(cohort[:3])
     assert found.p_value is None and found.flagged is None
     assert all(part.p_value is None and part.flagged is None for part in found.split())
-    assert list(found.to_frame()) == ["bag", "x", "y", "probability", "mean", "std"]
+    assert list(found.to_frame()) == ["bag", "x", "y", "probability", "mean", "std", "doubt"]
 
 
 # --- No error, said once ----------------------------------------------------------------------

@@ -49,6 +49,8 @@ def test_instances_where_a_model_has_them(model_class, cohort):
         assert found is None
         return
     alone = model.predict_instances(cohort)
+    if model_class.__name__.startswith("VGPMIL"):
+        assert np.array_equal(found.doubt, alone.doubt) and (found.doubt > 0).all()
     for name in ("probability", "mean", "std"):
         np.testing.assert_allclose(getattr(found, name), getattr(alone, name), rtol=1e-10)
 
@@ -102,3 +104,11 @@ def test_the_reason_is_said(cohort, caplog):
     with caplog.at_level("INFO", "gpmil"):
         model.predict_all(cohort)
     assert "AttentionMIL has no probability for an instance" in caplog.text
+
+
+def test_doubt_is_not_about_the_number_of_neighbours(cohort):
+    model = fitted(VGPMILPRI, cohort)
+    alone = gpmil.Bags.from_arrays([bag.features for bag in cohort])  # no neighbours at all
+    coupled, free = model.predict_instances(cohort), model.predict_instances(alone)
+    np.testing.assert_allclose(coupled.doubt, free.doubt, rtol=1e-9)
+    assert np.abs(coupled.std - free.std).max() > 0.1

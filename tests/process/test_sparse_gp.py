@@ -6,7 +6,7 @@ from synthetic import small_cohort
 
 from gpmil.coupling.operator import Coupling, parts
 from gpmil.process.kernels import Kernel
-from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, joint, marginal
+from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, doubt, joint, marginal
 
 NAMES = ["rbf", "matern32", "matern52", "linear"]
 
@@ -41,6 +41,22 @@ def test_posterior_in_the_papers_coordinates():
     L, R = gp.L.numpy(), q.R.numpy()
     assert relative_error(q.covariance_u(gp), L @ np.linalg.inv(R) @ L.T) < 1e-12
     assert relative_error(q.mean_u(gp), L @ q.w.numpy()) < 1e-14
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_doubt_is_what_the_labels_leave_of_the_process_alone(name):
+    x, z = np.vstack([draw(9), np.zeros((1, 3))]), draw(6, seed=1)
+    gp = SparseGP.build(Kernel(name, 2.0, 1.5), torch.from_numpy(z), effect=0.7)
+    q = some_posterior(6)
+    found = doubt(Predictor.build(gp, q, -0.4), torch.from_numpy(x)).numpy()
+    Kxx, Kxz = kernel(x, x, name, 2.0, 1.5), kernel(x, z, name, 2.0, 1.5)
+    Kzz = kernel(z, z, name, 2.0, 1.5) + JITTER * 2.0 * np.eye(6)
+    A = Kxz @ np.linalg.inv(Kzz)
+    left = np.diag(Kxx - A @ (Kzz - q.covariance_u(gp).numpy()) @ A.T)
+    # a linear process is known to be zero at the origin
+    expected = np.sqrt(np.where(np.diag(Kxx) > 0, left / np.maximum(np.diag(Kxx), 1e-300), 0))
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+    assert (found >= 0).all() and (found <= 1).all()
 
 
 @pytest.mark.parametrize("strength", [0.0, 2.5])

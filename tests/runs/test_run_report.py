@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import gpmil
 from gpmil.cli import app
-from gpmil.runs import judge
+from gpmil.runs import judge, naming
 from gpmil.runs import page as run_report
 from gpmil.runs.contents import RunContents
 from gpmil.runs.files import patch_file, read_patches, read_predictions
@@ -88,7 +88,7 @@ def test_the_same_folder_gives_the_same_page(cv):
 def test_the_least_certain_slide_comes_first(cv):
     run = RunContents.read(cv)
     section = run_report._slides(run)
-    p = [float(row[-2]) for row in section.tables[0].rows]
+    p = [float(row[-2].strip("<> ")) for row in section.tables[0].rows]
     distance = np.abs(np.log(np.array(p) / (1 - np.array(p))))
     assert (np.diff(distance) > -0.02).all()  # three digits are shown
 
@@ -271,14 +271,8 @@ def test_maps_of_every_coupling_stand_side_by_side(coupled):
     assert len(maps) == len(set(maps)) >= run_report.SHOWN_UNCERTAIN
     slides = read_predictions(coupled)
     order = slides.loc[slides["log_odds"].abs().sort_values().index, "slide"].unique()
-    wrong = slides[(slides["log_odds"] > 0) != (slides["label"] == 1)]
-    worst = wrong.loc[wrong["log_odds"].abs().sort_values(ascending=False).index, "slide"].unique()
-    first = list(worst[: run_report.SHOWN_ERRORS])
-    rest = [name for name in order if name not in first][: run_report.SHOWN_UNCERTAIN]
-    assert maps == first + rest
-    one = slides[slides["slide"] == maps[0]]
-    for coupling, p in zip(one["coupling"], one["probability"]):
-        assert re.search(rf"coupling {coupling}: called \w+, {p:.3f}", html)
+    assert maps == list(order[: run_report.SHOWN_UNCERTAIN])
+    assert "no call" in html
 
 
 def test_the_panels_are_the_tables_of_the_couplings(coupled, monkeypatch):
@@ -300,15 +294,48 @@ def test_the_panels_are_the_tables_of_the_couplings(coupled, monkeypatch):
     assert len({values.tobytes() for values in slide.maps}) == 3
 
 
-def test_every_coupling_has_its_own_metrics(coupled):
+def test_slides_are_called_with_the_coupling_of_the_fit_alone(coupled, tmp_path):
     html = (coupled / "report.html").read_text(encoding="utf-8")
-    found = json.loads((coupled / "metrics.json").read_text())["couplings"]
-    for coupling, part in found.items():
-        assert f"coupling {coupling}" in html
-        for what in ("slides", "patches"):
-            assert str(estimate_of(part[what]["metrics"]["auc"])) in html
     n = read_predictions(coupled)["slide"].nunique()
-    assert f"{n} slides were predicted with each of 3 couplings" in html
+    assert f"{n} slides were predicted with each of 3 couplings, for maps to compare" in html
+    # fitted with 1, which is not among 0, 0.7 and 3
+    assert "called with the coupling of the fit alone" in html
+    for words in ("called wrongly", "called positive", "How good it is", "Worst errors"):
+        assert words not in html
+    run = tmp_path / "run"
+    shutil.copytree(coupled, run)
+    config = json.loads((run / "config.json").read_text())
+    assert config["fitted_coupling"] == 1
+    (run / "config.json").write_text(json.dumps(config | {"fitted_coupling": 0.7}))
+    run_report.write(run)
+    html = (run / "report.html").read_text(encoding="utf-8")
+    found = json.loads((run / "metrics.json").read_text())["couplings"]
+    for coupling, there in (("0.7", True), ("3", False)):
+        log_loss = str(estimate_of(found[coupling]["slides"]["metrics"]["log_loss"]))
+        assert (log_loss in html) == there
+    assert "called wrongly" in html
+
+
+def test_words_of_slides():
+    row = {"log_odds": 1.2, "probability": 0.76849, "low": 0.5, "high": 0.99991, "label": 0.0}
+    card = {"data": {"classes": {"benign": [3, "negative"], "Gleason": [2, "positive"]}}}
+    (line,) = naming.heading(row | {"decision": "accept"}, card)
+    assert line == (
+        "is benign; called Gleason, probability 0.768 (90 % interval 0.5 to > 0.999); "
+        "accept as Gleason"
+    )
+    unknown = row | {"label": np.nan, "low": np.nan, "log_odds": -1, "decision": "refer"}
+    (line,) = naming.heading(unknown, {})
+    assert line == "of unknown class; called negative, probability 0.768; refer"
+    assert naming.rate_of({"options": {"asked": {"rate": 0.2}}}) == 0.2
+    assert naming.rate_of({}) is None
+
+
+def test_asked_rates_stand_beside_realised_ones():
+    card = {"value": 0.2, "low": 0.1, "high": 0.3, "level": 0.95, "n": 9, "n_undefined": 0}
+    found = {"decided": "flagged", "metrics": {"false_discovery_rate": card}}
+    table = run_report._patch_table(found, "by slide", 0.1)
+    assert table.rows[0][0] == "false marks (asked for: at most 0.1)"
 
 
 def test_a_repeat_shows_its_own_patches(cv, tmp_path):

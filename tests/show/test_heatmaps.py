@@ -1,4 +1,4 @@
-"""Heat maps: every patch at its place, averages where patches overlap, a fixed scale."""
+"""Heat maps: every patch at its place, averages where patches overlap, named layers."""
 
 import time
 
@@ -19,6 +19,7 @@ from gpmil.show.heatmaps import (
     lay_out,
     outline,
 )
+from gpmil.show.layers import suspicion_colours
 from gpmil.show.plots import new_figure, png
 from gpmil.show.slides import Thumbnail
 
@@ -183,23 +184,65 @@ def test_values_of_another_slide_are_refused():
 
 
 # --- Figures --------------------------------------------------------------------------------------
-def test_the_scale_of_probabilities_is_fixed():
+def test_the_scale_of_probabilities_ends_above_the_largest_one():
     cells, values = a_slide(1)
-    for factor in (1.0, 0.01):
+    values = 0.9 * values / values.max()
+    for factor, top in ((1.0, 1.0), (0.04, 0.05), (1e-7, 0.01)):
         image = heatmap(cells, factor * values, 1).axes[0].images[0]
-        assert image.get_clim() == (0, 1)
+        assert image.get_clim() == pytest.approx((0, top))
         np.testing.assert_array_equal(image.get_array(), factor * naive(cells, values))
+    given = heatmap(cells, values, 1, limits=(0.0, 0.3)).axes[0].images[0]
+    assert given.get_clim() == (0, 0.3)
 
 
-def test_panels_are_truth_prediction_uncertainty():
+def test_panels_are_the_named_layers():
     cells, values = a_slide(2)
     truth = (values > 0.6).astype(int)
-    figure = heatmap(cells, values, 1, std=2 + values, truth=truth, beside=True)
-    titles = [ax.get_title() for ax in figure.axes if ax.images]
-    assert titles == ["truth", "prediction", "uncertainty"]
-    uncertainty = figure.axes[2].images[0]
-    np.testing.assert_array_equal(uncertainty.get_array(), naive(cells, 2 + values))
-    assert [len(ax.collections) > 0 for ax in figure.axes[:3]] == [False, True, True]
+    given = {"p_value": values, "doubt": values / 2, "unlike": values**2, "std": 2 + values}
+    figure = heatmap(cells, values, 1, truth=truth, beside=True, **given)
+    assert panel_titles(figure) == ["truth", "suspicion", "probability", "unlike", "doubt"]
+    suspicion = figure.axes[1].images[1].get_array()  # grey tissue is beneath
+    np.testing.assert_allclose(suspicion, naive(cells, -np.log10(np.maximum(values, 1e-3))))
+    np.testing.assert_array_equal(figure.axes[4].images[0].get_array(), naive(cells, values / 2))
+    assert [len(ax.collections) > 0 for ax in figure.axes[:5]] == [False] + 4 * [True]
+    said = " ".join(words(figure))
+    for name in ("suspicion:", "probability:", "unlike:", "doubt:"):
+        assert name in said
+    older = heatmap(cells, values, 1, std=2 + values)  # of a run without doubt and p-values
+    assert panel_titles(older) == ["probability", "uncertainty"]
+    assert "no p-values" in " ".join(words(older)) and "neighbours" in " ".join(words(older))
+
+
+def test_patches_like_negative_slides_are_transparent():
+    shades = suspicion_colours()(np.linspace(0, 1, 7))
+    assert shades[0, 3] == 0 and 0 < shades[1, 3] < 1 and (shades[3:, 3] == 1).all()
+
+
+def test_sections_far_apart_are_moved_together_by_whole_steps():
+    cells, values = a_slide(1)
+    away = np.array([[0, 0], [900, 0.25], [0, 300]])
+    far = np.concatenate([cells + by for by in away]) * 10.0
+    moved, cuts = heatmaps.close_gaps(far, 10)
+    assert [axis for axis, _ in cuts] == [0, 1]
+    for k in range(3):  # sections keep their shape, and their place on the lattice
+        own = slice(30 * k, 30 * k + 30)
+        away = (far[own] - moved[own]) / 10
+        np.testing.assert_allclose(away - away[0], 0, atol=1e-9)
+        np.testing.assert_allclose(away, np.round(away), atol=1e-9)
+    assert np.ptp(moved, axis=0).max() < 300
+    figure = heatmap(far, np.tile(values, 3), 10)
+    assert len(figure.axes[0].lines) == 2 and "empty glass" in legend_of(figure)
+    near, cuts = heatmaps.close_gaps(cells * 10.0, 10)
+    assert not cuts and np.array_equal(near, cells * 10.0)
+
+
+def test_panels_of_wide_slides_are_stacked():
+    cells, values = a_slide(1)
+    wide = heatmap(cells * [4, 1], values, [4, 1], std=values)
+    tops = [ax.get_position(original=True).y1 for ax in wide.axes if ax.images]
+    assert tops[0] > tops[1]
+    beside = heatmap(cells, values, 1, std=values)
+    assert len({ax.get_position(original=True).y1 for ax in beside.axes if ax.images}) == 1
 
 
 def test_the_uncertainty_can_share_a_scale():
@@ -289,18 +332,22 @@ def words(figure) -> list[str]:
     ]
 
 
+def legend_of(figure) -> str:
+    return "; ".join(t.get_text() for legend in figure.legends for t in legend.get_texts())
+
+
 def test_a_map_lies_over_the_slide_at_its_place():
     cells, values = a_slide(7)
     slide = a_thumbnail()
     figure = heatmap(cells, values, 1, std=values, slide=slide)
-    assert panel_titles(figure) == ["slide", "prediction", "uncertainty"]
+    assert panel_titles(figure) == ["slide", "probability", "uncertainty"]
     np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), slide.image)
     for ax in figure.axes[:3]:
         assert ax.get_xlim() == (-1, 11) and ax.get_ylim() == (8, -2)
         assert tuple(ax.images[0].get_extent()) == slide.extent
     beneath, above = figure.axes[1].images
     assert beneath.get_array().min() >= 128  # greys so light that colours stay what they are
-    assert above.get_clim() == (0, 1) and tuple(above.get_extent()) == (0, 9, 7, 0)
+    assert above.get_clim()[0] == 0 and tuple(above.get_extent()) == (0, 9, 7, 0)
     np.testing.assert_array_equal(above.get_array(), naive(cells, values))
 
 
@@ -309,9 +356,8 @@ def test_opacity_follows_certainty():
     std = np.random.default_rng(1).uniform(0.2, 0.9, 30)
     std[4] = np.nan
     figure = heatmap(cells, values, 1, std=std, std_limits=(0.1, 0.8), uncertainty="opacity")
-    assert panel_titles(figure) == ["prediction"]
+    assert panel_titles(figure) == ["probability"]
     image = figure.axes[0].images[0]
-    assert image.get_clim() == (0, 1)
     doubt = np.clip((naive(cells, np.nan_to_num(std, nan=0.8)) - 0.1) / 0.7, 0, 1)
     expected = 1 - (1 - heatmaps.FAINTEST) * doubt
     tissue = np.isfinite(expected)
@@ -322,17 +368,20 @@ def test_opacity_follows_certainty():
     ]
 
 
-def test_flags_are_outlined_and_counted():
+def test_marks_are_hatched_and_counted():
     cells, values = a_slide(9)
     flagged = values > 0.7
-    figure = heatmap(cells, values, 1, std=values, flagged=flagged, title="slide A")
-    expected = raster.borders(np.nan_to_num(naive(cells, flagged)) > 0, (0.0, 9.0, 7.0, 0.0))
+    told = {"flagged": flagged, "rate": 0.1, "title": "slide A", "about": ["is positive"]}
+    figure = heatmap(cells, values, 1, p_value=values, **told)
+    expected = cells[flagged][:, None] + np.array([[0, 1], [1, 0]])  # a diagonal of each patch
     for ax in figure.axes[:2]:
-        drawn = np.array(ax.collections[0].get_segments())
-        np.testing.assert_array_equal(drawn, expected)
-    assert words(figure) == ["slide A", f"30 patches, {flagged.sum()} flagged (outlined)"]
+        for lines in ax.collections:
+            np.testing.assert_allclose(np.array(lines.get_segments()), expected)
+    counted = f"30 patches, {flagged.sum()} marked at a false discovery rate of 0.1"
+    assert words(figure)[:3] == ["slide A", "is positive", counted]
+    assert "hatched: marked patches" in legend_of(figure)
     none = heatmap(cells, values, 1, flagged=np.zeros(30, dtype=bool), title="slide A")
-    assert words(none)[1] == "30 patches, 0 flagged"
+    assert words(none)[1] == "30 patches, 0 marked" and not legend_of(none)
 
 
 def test_flags_and_truth_have_lines_of_their_own():
@@ -340,6 +389,7 @@ def test_flags_and_truth_have_lines_of_their_own():
     figure = heatmap(cells, values, 1, truth=(values > 0.4).astype(int), flagged=values > 0.7)
     colours = [tuple(lines.get_colors()[0]) for lines in figure.axes[0].collections]
     assert len(set(colours)) == 3  # the truth, and a white line on a dark one
+    assert "labelled positive" in legend_of(figure)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +399,7 @@ def test_flags_and_truth_have_lines_of_their_own():
 def test_the_scale_bar_is_as_long_as_it_says(mpp, text, length):
     cells, values = a_slide(3)
     figure = heatmap(cells, values, 1, mpp=mpp)
-    assert words(figure) == [text]
+    assert words(figure)[0] == text
     figure.draw_without_rendering()
     (line,) = figure.axes[0].lines
     ends = line.get_transform().transform(line.get_xydata())[:, 0]
@@ -359,9 +409,9 @@ def test_the_scale_bar_is_as_long_as_it_says(mpp, text, length):
 
 def test_the_slide_gives_the_scale_and_without_one_there_is_no_bar():
     cells, values = a_slide(3)
-    assert words(heatmap(cells, values, 1, slide=a_thumbnail())) == ["2 µm"]
+    assert words(heatmap(cells, values, 1, slide=a_thumbnail()))[0] == "2 µm"
     figure = heatmap(cells, values, 1, slide=a_thumbnail(None))
-    assert words(figure) == [] and not any(ax.lines for ax in figure.axes)
+    assert "µm" not in " ".join(words(figure)) and not any(ax.lines for ax in figure.axes)
 
 
 def test_every_patch_has_a_dot():

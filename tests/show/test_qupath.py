@@ -25,6 +25,8 @@ def some_patches(n: int = 7, seed: int = 0, **changes) -> Patches:
         "std": rng.uniform(0.1, 2, n),
         "p_value": rng.random(n),
         "flagged": np.arange(n) % 3 == 1,
+        "doubt": rng.random(n),
+        "unlike": rng.random(n),
     }
     return Patches(**(values | changes))
 
@@ -79,7 +81,9 @@ def test_any_numbers_give_a_valid_file(rows, size, tested):
     for row, feature in zip(rows, collection["features"]):
         x, y = feature["geometry"]["coordinates"][0][0]
         assert (x, y) == pytest.approx(row[:2], abs=0.006)
-        kept = {"p": row[2], "sd": row[3], "p-value": row[4]}
+        kept = {"probability": row[2], "sd": row[3], "p-value": row[4]}
+        if math.isfinite(row[4]):
+            kept["suspicion"] = -math.log10(min(max(row[4], 1e-3), 1.0))
         kept = {name: value for name, value in kept.items() if math.isfinite(value)}
         assert feature["properties"]["measurements"] == pytest.approx(kept, rel=1e-5)
 
@@ -92,6 +96,14 @@ def test_tiles_lie_where_the_patches_do():
         x, y = x - 1000, y - 30
         assert ring == [[x, y], [x + 224, y], [x + 224, y + 100], [x, y + 100], [x, y]]
         assert all(isinstance(c, int) for point in ring for c in point)
+
+
+def test_measurements_have_the_names_of_the_layers():
+    patches = some_patches()
+    found = to_geojson(patches, 9)["features"][3]["properties"]["measurements"]
+    assert set(found) == {"suspicion", "probability", "unlike", "doubt", "p-value", "sd"}
+    for name in ("probability", "unlike", "doubt"):
+        assert found[name] == pytest.approx(getattr(patches, name)[3], rel=1e-5)
 
 
 def test_flags_make_the_classes():
@@ -125,7 +137,9 @@ def test_predictions_of_a_model_are_taken(cohort):
     check_valid(collection)
     assert len(collection["features"]) == len(one)
     first = collection["features"][0]
-    assert first["properties"]["measurements"]["p"] == pytest.approx(one.probability[0], rel=1e-5)
+    assert first["properties"]["measurements"]["probability"] == pytest.approx(
+        one.probability[0], rel=1e-5
+    )
     x, y = one.bags.coords[0]
     assert first["geometry"]["coordinates"][0][2] == [x + 256, y + 256]
 

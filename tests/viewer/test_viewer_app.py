@@ -20,6 +20,7 @@ from gpmil.files.whole import json_bytes
 from gpmil.runs import files, judge
 from gpmil.runs.files import LEVEL, METRICS, PREDICTIONS, patch_file, read_predictions
 from gpmil.runs.judge import judge_run
+from gpmil.show.layers import scale_top
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
@@ -104,6 +105,16 @@ def test_several_couplings_have_columns_of_their_own(page, several):
         expected = [own.get(name) for name in found["columns"]["name"]]
         assert columns["couplings"][coupling]["probability"] == expected
     assert columns["probability"] == columns["couplings"]["0.7"]["probability"]
+
+
+def test_slides_are_not_called_with_another_coupling_than_that_of_the_fit(tmp_path):
+    own = dict(list(tables().items())[1:3])
+    own_model = {"class": "VGPMILPRI", "settings": {"coupling": 0.9}}
+    folder = write_run(tmp_path / "run", own, couplings=("0", "0.7"), model=own_model)
+    found = client(folder).get("/api/cohort").json()
+    own = found["columns"]["runs"][0]
+    assert set(own["probability"]) == {None} and set(own["decision"]) == {""}
+    assert any(p is not None for p in own["couplings"]["0"]["probability"])  # there are maps
 
 
 def test_evidence_is_there_where_a_model_has_a_slide_context(page, tmp_path):
@@ -264,7 +275,7 @@ def test_odd_tables_have_maps(tmp_path):
 def test_a_thumbnail_is_the_map_and_keeps_small_lesions(tmp_path):
     table = patches(200 * 170, 5, side=200, step=10.0).assign(probability=0.02)
     table.loc[200 * 151 + 103, "probability"] = 0.97
-    small = patches(6, 6, side=3)
+    table, small = (t.drop(columns="p_value") for t in (table, patches(6, 6, side=3)))
     own = client(write_run(tmp_path / "run", {"large": table, "small": small}, steps={"large": 10}))
     large, little = (
         np.asarray(Image.open(io.BytesIO(own.get(f"/api/thumbnail/0/{k}.png").content)))
@@ -275,8 +286,19 @@ def test_a_thumbnail_is_the_map_and_keeps_small_lesions(tmp_path):
     assert little.shape == (2, 3, 4) and (little[..., 3] == 255).all()
     from matplotlib import colormaps
 
-    expected = colormaps["viridis"](small["probability"].to_numpy(), bytes=True)
+    top = scale_top(small["probability"].to_numpy())
+    expected = colormaps["viridis"](small["probability"].to_numpy() / top, bytes=True)
     assert np.abs(little.reshape(6, 4).astype(int) - expected).max() <= 1
+
+
+def test_a_thumbnail_shows_suspicion_where_there_are_p_values(tmp_path):
+    small = patches(6, 6, side=3).assign(p_value=[1.0, 0.5, 0.1, 0.01, 0.001, 0.0001])
+    own = client(write_run(tmp_path / "run", {"small": small}))
+    content = own.get("/api/thumbnail/0/0.png").content
+    red, green, blue, opaque = np.asarray(Image.open(io.BytesIO(content))).reshape(6, 4).T
+    assert (opaque == 255).all()
+    assert [red[0], green[0], blue[0]] == [230, 232, 235]  # like negative slides: tissue
+    assert (np.diff(green[1:].astype(int)) <= 0).all() and green[5] < 10 < red[5]
 
 
 def test_a_browser_need_not_load_the_same_map_twice(page, run):

@@ -309,7 +309,7 @@ def _heatmap(
     ] = None,
     uncertainty: Annotated[
         str,
-        typer.Option(help="panel (beside), opacity (less certain is fainter) or none."),
+        typer.Option(help="Doubt: panel (beside), opacity (fainter) or none."),
     ] = "panel",
     step: _PatchStep = None,
     coupling: _OneCoupling = None,

@@ -42,6 +42,7 @@ from gpmil.models.base import package_versions
 from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PATCHES, PREDICTIONS, patch_path
 from gpmil.runs.learned import learned
+from gpmil.runs.naming import shown
 from gpmil.runs.predict import PredictionOptions, predict, refer_rule
 from gpmil.runs.workspace import csv_bytes, run_folder
 from gpmil.show import heatmaps, plots
@@ -182,7 +183,9 @@ def _rounded(metrics: dict[str, float]) -> dict[str, float]:
 def _write_maps(folder: Path, main: JudgedModel, test: Bags) -> list[Picture]:
     """A heat map of every held-out slide, the worst predicted first."""
     (folder / "heatmaps").mkdir()
-    limits = (float(main.patches.std.min()), float(main.patches.std.max()))
+    doubts = main.patches.doubt
+    limits = None if doubts is None else heatmaps.doubt_limits(doubts)
+    top = heatmaps.scale_top(main.patches.probability)
     patches, lesion = main.patches.split(), lesion_sizes(test)
     # The loss of a slide, -log p(y): log(1 + exp(-+ log odds)).
     loss = np.logaddexp(0, np.where(test.labels == 1, -main.log_odds, main.log_odds))
@@ -191,32 +194,23 @@ def _write_maps(folder: Path, main: JudgedModel, test: Bags) -> list[Picture]:
         bag, name = test[int(b)], str(test.names[b])
         figure = heatmaps.heatmap(
             *_places(bag, patches[b].probability),
-            std=patches[b].std,
+            p_value=patches[b].p_value,
+            doubt=patches[b].doubt,
             truth=bag.instance_labels,
             flagged=patches[b].flagged,
             beside=True,
+            limits=(0.0, top),
             std_limits=limits,
         )
         png = plots.png(figure, MAP_DPI)
         (folder / "heatmaps" / f"{name}.png").write_bytes(png)
         lesions = _plural(int(lesion[b]), "malignant patch", "malignant patches")
-        probability = _shown(float(main.probability[b]))
+        probability = shown(float(main.probability[b]))
         caption = f"{lesions} of {bag.n_instances}; predicted probability {probability}"
-        alt = f"Heat maps of {name}: truth, prediction, uncertainty"
+        alt = f"Heat maps of {name}: truth, suspicion, probability, doubt"
         title = f"{name}, {'positive' if test.labels[b] else 'negative'}"
         pictures.append(Picture(png, alt, _css_width(figure), title, caption))
     return pictures
-
-
-def _shown(probability: float) -> str:
-    """Three digits, but never a certainty.
-
-    >>> _shown(0.12345), _shown(0.99999), _shown(1e-9)
-    ('0.123', '> 0.999', '< 0.001')
-    """
-    if probability > 0.999:
-        return "> 0.999"
-    return f"{probability:.3f}" if probability >= 0.001 else "< 0.001"
 
 
 def _plural(n: int, one: str, many: str) -> str:

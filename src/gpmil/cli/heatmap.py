@@ -2,9 +2,12 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.figure import Figure
 
+from gpmil.runs.files import PREDICTIONS, read_predictions, with_given_labels
 from gpmil.runs.maps_input import (
     MapOptions,
     Overview,
@@ -12,15 +15,18 @@ from gpmil.runs.maps_input import (
     config,
     counted,
     look,
+    run_of,
     slide_files,
     tables,
 )
 from gpmil.runs.maps_output import making, part_of, say_done, with_place
+from gpmil.runs.naming import NO_CALLS, heading, rate_of
 from gpmil.show import heatmaps, plots, slides
 from gpmil.show.slides import Extent, Thumbnail
 
 UNCERTAINTY = ("panel", "opacity", "none")
 BOX = (4.2, 4.8)  # inches of a panel
+Extremes = tuple[float, float]
 AROUND = 0.05  # of the tissue's longer side is shown around it
 
 
@@ -34,42 +40,101 @@ def run(wanted: MapOptions, uncertainty: str = "panel") -> None:
     wanted = with_place(wanted, "heatmaps", found)
     files = slide_files(wanted.slides, found)
     overview = look(found, config(wanted.run), wanted.step)
-    scale = overview.largest_std if uncertainty != "none" else None  # the same on all maps
+    rows = slide_rows(wanted)
     card = {"command": "heatmap", "uncertainty": uncertainty} | part_of(found)
     with making(wanted, card) as work:
         for table in counted(overview.filled, "heat maps"):
-            file = files.get(table.slide)
+            file, about = files.get(table.slide), rows.get(table.slide)
             work.make(
                 f"{table.stem}.png",
-                ["heatmap", uncertainty, scale, BOX, *overview.facts(table, file)],
+                [
+                    *facts(overview, uncertainty, rows.get(table.slide)),
+                    *overview.facts(table, file),
+                ],
                 table,
-                partial(content, table, file, overview, uncertainty),
+                partial(content, table, file, overview, uncertainty, about),
             )
     say_done(work, "heat map", wanted.out)
 
 
-def content(table: PatchTable, file: Path | None, overview: Overview, uncertainty: str) -> bytes:
+class About(NamedTuple):
+    """What stands above the map of a slide, and the rate of its marks."""
+
+    lines: list[str]
+    rate: float | None
+
+
+def slide_rows(wanted: MapOptions) -> dict[str, About]:
+    """What a run says of its slides; nothing of couplings other than that of the fit."""
+    place = run_of(wanted.run)
+    if place is None or not (place / PREDICTIONS).exists():
+        return {}
+    card, rate = config(wanted.run), rate_of(config(wanted.run))
+    table = read_predictions(place, ["slide"])
+    if not {"probability", "log_odds"} <= set(table):
+        return {}
+    table = with_given_labels(table, place)
+    if "coupling" in table:
+        return {name: About([NO_CALLS], rate) for name in table["slide"].unique()}
+    if "repeat" in table and wanted.repeat is not None:
+        table = table[table["repeat"] == str(wanted.repeat)]
+    first = table.drop_duplicates("slide")
+    return {r["slide"]: About(heading(r, card), rate) for _, r in first.iterrows()}
+
+
+def facts(overview: Overview, uncertainty: str, about: About | None) -> list[Any]:
+    """What a picture depends on beside its table."""
+    std, doubt = overview.scales.std, _limits(overview)[1]
+    return ["heatmap", uncertainty, _limits(overview)[0], BOX, about] + (
+        [] if uncertainty == "none" else [std, doubt]
+    )
+
+
+def _limits(overview: Overview) -> tuple[Extremes, Extremes]:
+    """The scales of probabilities and of doubts, the same for all slides of the run."""
+    scales = overview.scales
+    top = heatmaps.scale_top(np.array([scales.probability]))
+    return (0.0, top), heatmaps.doubt_limits(np.array(sorted(scales.doubt)))
+
+
+def content(
+    table: PatchTable, file: Path | None, overview: Overview, uncertainty: str, about: About | None
+) -> bytes:
     """The picture of one slide."""
-    figure = draw(table, file, overview, uncertainty)
+    figure = draw(table, file, overview, uncertainty, about)
     return plots.png(figure, heatmaps.sharp_dpi(figure))
 
 
-def draw(table: PatchTable, file: Path | None, overview: Overview, uncertainty: str) -> Figure:
-    """The figure of one slide; uncertainties have one scale for all slides of the call."""
+def draw(
+    table: PatchTable,
+    file: Path | None,
+    overview: Overview,
+    uncertainty: str,
+    about: About | None = None,
+) -> Figure:
+    """The figure of one slide; every layer has one scale for all slides of the run."""
     info = None if file is None else slides.describe(file)
     patches, step, size = overview.placed(table, info)
     picture = None
     if file is not None:
         picture = _around(heatmaps.lay_out(patches.coords, step, size).extent, file)
+    asked, (limits, doubts) = uncertainty != "none", _limits(overview)
+    doubt = patches.doubt if asked else None
     return heatmaps.heatmap(
         patches.coords,
         patches.probability,
         step,
         size=size,
-        std=None if uncertainty == "none" else patches.std,
-        std_limits=(0.0, overview.largest_std or 1.0),
+        p_value=patches.p_value,
+        unlike=patches.unlike,
+        doubt=doubt,
+        std=patches.std if asked else None,
+        limits=limits,
+        std_limits=(0.0, overview.scales.std or 1.0) if doubt is None else doubts,
         uncertainty="opacity" if uncertainty == "opacity" else "panel",
         flagged=patches.flagged,
+        rate=None if about is None else about.rate,
+        about=[] if about is None else about.lines,
         slide=picture,
         mpp=1.0 if overview.microns and picture is None else None,
         title=table.title,

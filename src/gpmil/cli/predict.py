@@ -18,9 +18,11 @@ from gpmil.data.checks import listed
 from gpmil.files import persistence
 from gpmil.files.whole import json_bytes
 from gpmil.models import BagClassifier, load
+from gpmil.models.fitted import FittedGP
 from gpmil.runs.data_card import placement
 from gpmil.runs.files import CARD, METRICS, PREDICTIONS, read_config, read_predictions, read_table
 from gpmil.runs.judge import judge_run
+from gpmil.runs.naming import NO_CALLS
 from gpmil.runs.page import write as write_report
 from gpmil.runs.predict import PredictionOptions, batches, predict_in_batches, with_coupling
 from gpmil.runs.workspace import csv_bytes, workspace
@@ -114,6 +116,8 @@ def run(
     config |= noted | placement(bags)
     if model.cohort_.get("classes"):  # of the probabilities, however these labels are called
         config["classes"] = model.cohort_["classes"]
+    if isinstance(model, FittedGP):
+        config["fitted_coupling"] = model.coupling_
     n_steps = len(models) * len(list(batches(bags.sizes, asked.batch))) + 1
     with workspace(out, config) as space, progress(n_steps) as step:
         units: list[str] = []
@@ -168,9 +172,11 @@ def _classes(place: Path) -> dict[str, Any]:
 
 
 def _say(table: pd.DataFrame, found: dict[str, Any], out: Path) -> None:
-    positive = int((table["probability"] > 0.5).sum())
-    rows = f"{len(table)} predictions" if "coupling" in table else f"{len(table)} slides"
-    print_line(f"{rows}, {positive} of them with a probability above one half")
+    if "coupling" in table:
+        print_line(f"{len(table)} maps. {NO_CALLS}")
+    else:
+        positive = int((table["probability"] > 0.5).sum())
+        print_line(f"{len(table)} slides, {positive} of them with a probability above one half")
     referred = table["decision"].value_counts()
     if np.isin(["accept", "refer"], referred.index).any():
         print_line(f"{referred.get('accept', 0)} accepted, {referred.get('refer', 0)} referred")

@@ -2,13 +2,10 @@
 
 import copy
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from logging import INFO, StreamHandler, getLogger
+from logging import getLogger
 from numbers import Real
-from threading import Lock
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -24,6 +21,7 @@ from gpmil import __version__
 from gpmil.data import extraction
 from gpmil.data.bags import Bags
 from gpmil.distributed import Facts
+from gpmil.models.progress import progress_shown
 from gpmil.process import features
 
 logger = getLogger("gpmil")
@@ -39,6 +37,8 @@ class InstancePredictions:
     bags: Bags
     p_value: Float[np.ndarray, " N"] | None = None
     flagged: Bool[np.ndarray, " N"] | None = None
+    doubt: Float[np.ndarray, " N"] | None = None  # of f_i: 0 known, 1 as before any slide
+    unlike: Float[np.ndarray, " N"] | None = None  # see `gpmil.decide.unlike`
 
     def __len__(self) -> int:
         return len(self.probability)
@@ -76,7 +76,7 @@ class Predictions:
     interval: Float[np.ndarray, "B 2"]  # of proba[:, 1]; nan where not asked for, or not known
 
 
-OPTIONAL = ("p_value", "flagged")
+OPTIONAL = ("p_value", "flagged", "doubt", "unlike")
 
 
 def _axes(bags: Bags) -> int:
@@ -388,47 +388,6 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
             "install a CUDA build of torch."
         )
     return found
-
-
-@contextmanager
-def progress_shown(verbose: bool) -> Iterator[None]:
-    """With verbose, the library's progress lines go to the terminal while fitting.
-
-    Once each: the first of fits inside each other, or side by side, shows them for all.
-    """
-    if not verbose:
-        yield
-        return
-    _PROGRESS.enter()
-    try:
-        yield
-    finally:
-        _PROGRESS.leave()
-
-
-class _ProgressHandler:
-    """The handler that shows progress, there while any fit wants it."""
-
-    def __init__(self) -> None:
-        self.lock, self.fits = Lock(), 0
-
-    def enter(self) -> None:
-        with self.lock:
-            if not self.fits:
-                self.handler, self.level = StreamHandler(), logger.level
-                logger.addHandler(self.handler)
-                logger.setLevel(min(self.level or INFO, INFO))
-            self.fits += 1
-
-    def leave(self) -> None:
-        with self.lock:
-            self.fits -= 1
-            if not self.fits:
-                logger.removeHandler(self.handler)
-                logger.setLevel(self.level)
-
-
-_PROGRESS = _ProgressHandler()
 
 
 def both_classes(log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B 2"]:

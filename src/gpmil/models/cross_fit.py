@@ -5,7 +5,7 @@ accepted, and say how high the patches of negative bags score (room decide).
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,28 @@ from jaxtyping import Bool, Float, Int
 from gpmil.data.bags import Bags
 from gpmil.data.folds import folds
 from gpmil.decide.calibration import NEEDED, SlideCalibrator
-from gpmil.decide.marks import ConformalReference, p_values
+from gpmil.decide.marks import ConformalReference, benjamini_hochberg, p_values
+from gpmil.decide.unlike import NEEDED as NEEDED_PATCHES
+from gpmil.decide.unlike import Unlike
 from gpmil.models.base import InstancePredictions, log_odds
+from gpmil.models.checks import one_of, share
 
 logger = logging.getLogger("gpmil")
 ARRAYS = ("labels", "groups", "fold", "fingerprints", "log_odds")
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How patches are to be marked; checked whether or not the model can mark any."""
+
+    rate: float
+    within: str
+    weights: str
+
+    def __post_init__(self) -> None:
+        one_of("within", self.within, ("bag", "cohort"))
+        one_of("weights", self.weights, ("patch", "bag"))
+        share("rate", self.rate)
 
 
 def planned_folds(
@@ -48,6 +65,7 @@ class CrossFit:
     log_odds: Float[np.ndarray, " B"]  # of a positive bag, out of fold
     reference: ConformalReference
     calibrator: SlideCalibrator | None  # None: slides are not calibrated
+    unlike: Unlike | None = None  # None: too few patches, or a model saved before
 
     @classmethod
     def fit(
@@ -76,6 +94,12 @@ class CrossFit:
         # by patient: slides of one patient are in one fold, and are not compared with each other
         reference = ConformalReference.build(scores[negative], fold[bag], groups[bag], n_folds)
         logger.info("smallest possible p-value of a patch: %.2g", reference.smallest())
+        own = p_values(
+            reference,
+            np.broadcast_to(scores[~negative], (n_folds, int((~negative).sum()))),
+            own_fold=fold[bags.bag_index[~negative]],
+            own_bag=groups[bags.bag_index[~negative]],
+        )
         return cls(
             models,
             labels,
@@ -85,6 +109,7 @@ class CrossFit:
             odds,
             reference,
             SlideCalibrator.fit(odds, labels) if calibrated else None,
+            _unlike(own),
         )
 
     def probability(self) -> Float[np.ndarray, " B"]:
@@ -120,6 +145,21 @@ class CrossFit:
             )
         return p
 
+    def marked(self, found: InstancePredictions, marks: Marks) -> InstancePredictions:
+        """With p-values and marks."""
+        p = self.p_values(found.bags, marks.weights)
+        slides = found.bags.bag_index if marks.within == "bag" else None
+        return replace(found, p_value=p, flagged=benjamini_hochberg(p, marks.rate, slides))
+
+    def compared(
+        self, found: InstancePredictions, positive: Float[np.ndarray, " B"]
+    ) -> InstancePredictions:
+        """With P(unlike negative slides), where it is offered: that in a positive bag, times P."""
+        if found.p_value is None or self.unlike is None or not self.unlike.supported:
+            return found
+        within = self.unlike.probability(found.p_value)
+        return replace(found, unlike=within * positive[found.bags.bag_index])
+
     def _own(self, bags: Bags) -> tuple[Bool[np.ndarray, " b"], Int[np.ndarray, " b"]]:
         """Which bags were in the training cohort, and where."""
         order = np.argsort(self.fingerprints, kind="stable")
@@ -130,7 +170,9 @@ class CrossFit:
     def arrays(self) -> dict[str, np.ndarray]:
         """What is saved of it, but for the models."""
         own = {f"cross_fit.{name}": getattr(self, name) for name in ARRAYS}
-        return own | {f"reference.{k}": v for k, v in vars(self.reference).items()}
+        own |= {f"reference.{k}": v for k, v in vars(self.reference).items()}
+        unlike = {} if self.unlike is None else vars(self.unlike)
+        return own | {f"unlike.{k}": v for k, v in unlike.items()}
 
 
 def restore(
@@ -138,12 +180,23 @@ def restore(
 ) -> CrossFit:
     """From what `CrossFit.arrays` saved, and the calibrator."""
     own = {name: arrays[f"reference.{name}"] for name in ("scores", "offsets", "bag")}
+    odd = {k.removeprefix("unlike."): v for k, v in arrays.items() if k.startswith("unlike.")}
     return CrossFit(
         models,
         **{name: arrays[f"cross_fit.{name}"] for name in ARRAYS},
         reference=ConformalReference(**own),
         calibrator=calibrator,
+        unlike=Unlike(**odd) if odd else None,
     )
+
+
+def _unlike(p: Float[np.ndarray, " n"]) -> Unlike | None:
+    """From the p-values of positive bags, where there are enough."""
+    if len(p) < NEEDED_PATCHES:
+        return None
+    found = Unlike.fit(p)
+    logger.info("%s", found)
+    return found
 
 
 def suspicion(found: InstancePredictions) -> Float[np.ndarray, " N"]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,7 +15,6 @@ from sklearn.utils.validation import check_is_fitted
 from gpmil.coupling.operator import Dense, dense_parts, parts, sparse_precision
 from gpmil.data.bags import Bags
 from gpmil.decide import calibration
-from gpmil.decide.marks import benjamini_hochberg
 from gpmil.decide.refer import ReferRule
 from gpmil.inference import leave_out
 from gpmil.models import with_context
@@ -25,7 +24,8 @@ from gpmil.models.base import (
     log_odds,
     resolve_device,
 )
-from gpmil.models.checks import count, number, one_of, require_numbers, share
+from gpmil.models.checks import count, number, require_numbers, share
+from gpmil.models.cross_fit import Marks
 from gpmil.models.saved_checks import Array, or_none, strength, trials
 from gpmil.models.with_context import ContextGP, SlideEvidence
 from gpmil.moments import orthant
@@ -38,20 +38,6 @@ logger = logging.getLogger("gpmil")
 CPU = torch.device("cpu")
 LARGE = 1500  # instances per bag above which dense matrices cost more than sparse ones on a CPU
 HUGE = 5000  # instances per bag above which an interval is expanded once, not at both of its ends
-
-
-@dataclass(frozen=True)
-class Marks:
-    """How patches are to be marked; checked whether or not the model can mark any."""
-
-    rate: float
-    within: str
-    weights: str
-
-    def __post_init__(self) -> None:
-        one_of("within", self.within, ("bag", "cohort"))
-        one_of("weights", self.weights, ("patch", "bag"))
-        share("rate", self.rate)
 
 
 def _too_large(bags: Bags, device: torch.device) -> Bool[np.ndarray, " B"]:
@@ -160,6 +146,9 @@ class FittedGP(ContextGP):
     ) -> InstancePredictions:
         """P(h_i = 1) of every instance with mean and deviation of m*_i (eq. pred_instance).
 
+        `doubt` is how unsure the model is of the process f at the instance: its deviation as a
+        share of that before any bag was seen, from 0 (known) to 1 (nothing learned there).
+
         Of a model fitted with flags=True also a p-value against the patches of negative bags, and
         the patches marked at a false discovery rate of `rate`, controlled `within` every "bag" or
         over all bags given ("cohort"). `weights="bag"` counts negative bags in place of their
@@ -169,14 +158,12 @@ class FittedGP(ContextGP):
         marks = Marks(rate, within, weights)
         return self._marked(self._instances(bags), marks)
 
-    def _marked(self, found: InstancePredictions, marks: "Marks") -> InstancePredictions:
-        """With p-values and flags, where the model was fitted with them."""
+    def _marked(self, found: InstancePredictions, marks: Marks) -> InstancePredictions:
+        """With doubts; and with p-values and flags, where the model was fitted with them."""
+        found = replace(found, doubt=self._doubt(found.bags))
         if self.cross_fit_ is None or not self.flags:
             return found
-        p = self.cross_fit_.p_values(found.bags, marks.weights)
-        slides = found.bags.bag_index if marks.within == "bag" else None
-        flagged = benjamini_hochberg(p, marks.rate, slides)
-        return replace(found, p_value=p, flagged=flagged)
+        return self.cross_fit_.marked(found, marks)
 
     def _instances(self, bags: Bags) -> InstancePredictions:
         device = resolve_device(self.device)
@@ -233,8 +220,10 @@ class FittedGP(ContextGP):
     ) -> Predictions:
         """Bags and instances from one pass, cheaper than one for each.
 
-        `rate`, `within` and `weights` as in `predict_instances`. With `level` also the interval of
-        `predict_interval`, for bags of at most `interval_size` instances.
+        `rate`, `within` and `weights` as in `predict_instances`. Of a model fitted with flags=True,
+        instances have `unlike`, too, where `gpmil.decide.unlike` supports it: a probability from
+        slide labels alone that a patch is unlike those of negative bags. With `level` also the
+        interval of `predict_interval`, for bags of at most `interval_size` instances.
         """
         bags = self._check_predictable(bags)
         marks = Marks(rate, within, weights)
@@ -246,7 +235,10 @@ class FittedGP(ContextGP):
             most = np.inf if interval_size is None else interval_size
             interval = self._interval(bags, bags.sizes <= most, below, device)
         instances = self._marked(InstancePredictions(ndtr(mean / std), mean, std, bags), marks)
-        return self._predictions(log_p, error, instances, interval)
+        found = self._predictions(log_p, error, instances, interval)
+        if self.cross_fit_ is not None:
+            instances = self.cross_fit_.compared(instances, found.proba[:, 1])
+        return replace(found, instances=instances)
 
     def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
         if self.cross_fit_ is None or self.cross_fit_.calibrator is None:

@@ -11,6 +11,7 @@ import torch
 from linear_operator.utils.warnings import NumericalWarning
 
 from gpmil.decide.calibration import SlideCalibrator
+from gpmil.decide.unlike import FLAT
 from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.files.persistence import CARD
 from gpmil.models import saved_checks
@@ -40,6 +41,9 @@ CROSS_FIT: saved_checks.Expected = {
     "reference.scores": Array(("n",), "finite"),
     "reference.offsets": Array(("folds + 1",), "whole"),
     "reference.bag": Array(("n",), "whole"),
+    "unlike.edges": Array(("edges",), "finite", optional=True),
+    "unlike.density": Array(("steps",), "finite", optional=True),
+    "unlike.alike": Array((len(FLAT),), "finite", optional=True),
 }
 CALIBRATOR: dict[str, saved_checks.Check] = {
     "slope": partial(number, least=0),
@@ -216,6 +220,19 @@ def _check_cross_fit(arrays: Arrays, n_folds: int, n_features: list[int]) -> Non
         raise Damaged(f"{FILE}: reference.scores: expected ascending numbers in every fold")
     if len(set(n_features)) > 1:
         raise Damaged(f"{CARD}: folds: expected one number of features, found {n_features}")
+    _check_unlike({k: v for k, v in arrays.items() if k.startswith("unlike.")})
+
+
+def _check_unlike(arrays: Arrays) -> None:
+    """All of the density of p-values, or nothing of it: steps that fall, from 0 to 1."""
+    if not arrays:
+        return
+    edges, g = (saved_checks.entry(arrays, f"unlike.{k}", FILE) for k in ("edges", "density"))
+    alike = saved_checks.entry(arrays, "unlike.alike", FILE)
+    steps = len(edges) == len(g) + 1 and edges[0] == 0 and edges[-1] == 1
+    falling = (np.diff(edges) > 0).all() and (np.diff(g) < 0).all() and (g >= 0).all()
+    if not (steps and falling and ((alike >= 0) & (alike <= 1)).all()):
+        raise Damaged(f"{FILE}: unlike.density: expected a falling density over p-values 0 to 1")
 
 
 def _calibrator(card: Any) -> SlideCalibrator | None:

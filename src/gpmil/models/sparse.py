@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
+from gpmil.data.bags import Bags
 from gpmil.distributed import Cohort, Facts, WholeCohort
+from gpmil.models.base import resolve_device
 from gpmil.models.checks import (
     check_inducing,
     check_lengths,
@@ -29,11 +31,12 @@ from gpmil.models.saved import SavedModel
 from gpmil.process.features import FeatureMap, Rows
 from gpmil.process.kernels import Kernel
 from gpmil.process.slide_context import SlideContext
-from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP
+from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, doubt
 
 logger = logging.getLogger("gpmil")
 Model = TypeVar("Model", bound="SparseGPModel")
 TrainingCohort = WholeCohort | Cohort  # here, or in partitions elsewhere
+ROWS = 8192  # instances at a time where no bag has to be whole
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -179,3 +182,14 @@ class SparseGPModel(SavedModel):
             torch.from_numpy(a).to(device) for a in (self.whitened_mean_, self.whitened_precision_)
         )
         return Posterior.build(w, R)
+
+    def _doubt(self, bags: Bags) -> Float[np.ndarray, " N"]:
+        """How unsure f is at every instance, see `sparse_gp.doubt`."""
+        device, found = resolve_device(self.device), np.empty(bags.n_instances)
+        with torch.no_grad():
+            predictor = self._predictor(device)
+            for start in range(0, bags.n_instances, ROWS):
+                rows = slice(start, start + ROWS)
+                x = self._inputs(bags.features[rows], device)
+                found[rows] = doubt(predictor, x).cpu().numpy()
+        return found

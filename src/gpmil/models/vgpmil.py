@@ -183,7 +183,7 @@ class VGPMIL(SavedGP):
                 std[rows] = variance.sqrt().cpu().numpy()
                 require_numbers(mean[rows], std[rows])
                 probability[rows] = np.exp(logistic.log_expected_sigmoid(mean[rows], std[rows]))
-        return InstancePredictions(probability, mean, std, bags)
+        return InstancePredictions(probability, mean, std, bags, doubt=self._doubt(bags))
 
     def _bags(self, found: InstancePredictions) -> Float[np.ndarray, " B"]:
         if self.slide_effect_ and self.bag == "noisy_or":

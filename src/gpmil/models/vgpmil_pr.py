@@ -23,11 +23,12 @@ from gpmil.inference import evidence
 from gpmil.inference import solvers as inference
 from gpmil.inference.pieces import LIKELIHOODS
 from gpmil.inference.stores import STORES
-from gpmil.models.base import progress_shown, resolve_device
+from gpmil.models.base import resolve_device
 from gpmil.models.checks import count, flag, generator, is_word, number, one_of, word_or_number
 from gpmil.models.cross_fit import CrossFit, planned_folds
 from gpmil.models.learning import is_small
 from gpmil.models.on_lesions import Fit
+from gpmil.models.progress import progress_shown
 from gpmil.models.sparse import DTYPES, TrainingCohort
 from gpmil.models.teaching import TeachableGP
 from gpmil.process import features

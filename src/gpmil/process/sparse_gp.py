@@ -142,6 +142,18 @@ class Predictor:
         return replace(self, c=self.c + level, columns=columns)
 
 
+def doubt(predictor: Predictor, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """Deviation of f(x_i) that the labels leave, as a share of that before them: 1, nothing known.
+
+    Neither the noise of m nor the coupling is in it, and so nothing of the number of neighbours.
+    """
+    # (K - Y Y')_ii / K_ii, Y Y' = W W' - W R^-1 W'
+    known = predictor.unsmoothed(x)[:, 1:].square().sum(1)
+    before = predictor.gp.kernel.diagonal(x)
+    # a kernel that is zero at x (linear, at the origin) leaves nothing to doubt
+    return torch.where(before > 0, 1 - known / before, 0.0).clamp(0, 1).sqrt()
+
+
 def marginal(
     predictor: Predictor, part: Part, x: Float[Tensor, "n d"], sizes: Sizes = None
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:

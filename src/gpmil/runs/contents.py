@@ -24,6 +24,7 @@ from gpmil.runs.files import (
     repeat_folder,
     with_given_labels,
 )
+from gpmil.runs.naming import class_words
 
 PatchLabels = Callable[[str, pd.DataFrame], np.ndarray]
 
@@ -65,27 +66,39 @@ class RunContents:
 
     @property
     def known(self) -> pd.DataFrame:
-        """Slides whose label is known."""
+        """Slides whose label is known, and that are called."""
         if "label" not in self.slides:
             return self.slides.iloc[:0]
-        return self.slides[self.slides["label"].isin([0, 1])]
+        return self.called[self.called["label"].isin([0, 1])]
 
     @property
     def couplings(self) -> list[str]:
         """The couplings, where there are several."""
         return list(self.slides["coupling"].unique()) if "coupling" in self.slides else []
 
-    def by_coupling(self, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """The rows of each of several couplings, by its name; else all, without a name."""
-        if not self.couplings:
-            return {"": rows}
-        return {f"coupling {c}": rows[rows["coupling"] == c] for c in self.couplings}
+    @property
+    def words(self) -> tuple[str, str]:
+        """What the negative and the positive class are called."""
+        return class_words(self.config)
 
-    def judged(self) -> dict[str, dict[str, Any]]:
-        """The metrics of each of several couplings, by its name; else of all, without a name."""
+    @property
+    def fitted_coupling(self) -> str | None:
+        """That of the couplings which the model was fitted with, by its text; None: not there."""
+        known = self.config.get("fitted_coupling", getattr(self.model, "coupling_", None))
+        return next((c for c in self.couplings if known is not None and float(c) == known), None)
+
+    @property
+    def called(self) -> pd.DataFrame:
+        """Rows that call slides: of several couplings those of the fit alone."""
+        if not self.couplings:
+            return self.slides
+        return self.slides[self.slides["coupling"] == self.fitted_coupling]
+
+    def judged(self) -> dict[str, Any]:
+        """The metrics; of several couplings those of the fit."""
         if "couplings" not in self.metrics:
-            return {"": self.metrics}
-        return {f"coupling {c}": found for c, found in self.metrics["couplings"].items()}
+            return self.metrics
+        return self.metrics["couplings"].get(self.fitted_coupling) or {}
 
     def patches(self, row: pd.Series, coupling: str | None = None) -> pd.DataFrame | None:
         """The patches of a slide, of the same coupling and repeat (or of the coupling given)."""

@@ -81,6 +81,8 @@ PATCH_COLUMNS = {
     "std": Range(0, 1e30),
     "p_value": SHARE,
     "flagged": Range(only=(0, 1)),
+    "doubt": SHARE,
+    "unlike": SHARE,
     "label": Range(only=(-1, 0, 1)),
 }
 

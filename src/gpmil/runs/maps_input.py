@@ -5,7 +5,8 @@ What `gpmil heatmap` and `gpmil qupath` read. Nothing here needs the model or to
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ class PatchTable:
                 f"{self.file}: expected columns x, y, probability, found no {', '.join(missing)}. "
                 "Patches without positions cannot be drawn."
             )
-        given = {c: frame[c].to_numpy() for c in ("sd", "std", "p_value", "flagged") if c in frame}
+        names = ("sd", "std", "p_value", "flagged", "doubt", "unlike")
+        given = {c: frame[c].to_numpy() for c in names if c in frame}
         flagged = given.get("flagged")
         if flagged is not None:  # none where no patch was tested
             flagged = None if np.isnan(flagged).all() else np.nan_to_num(flagged) != 0
@@ -108,6 +110,8 @@ class PatchTable:
             given.get("sd", given.get("std")),
             given.get("p_value"),
             flagged,
+            given.get("doubt"),
+            given.get("unlike"),
         )
 
 
@@ -233,6 +237,34 @@ def pair(value: float | list[float], name: str) -> Pair:
 
 # --- Steps that are not noted ---------------------------------------------------------------------
 @dataclass(frozen=True)
+class Scales:
+    """Ends of the scales that all maps of a run share."""
+
+    probability: float = 0.0  # the largest, as are the others
+    std: float = 0.0
+    doubt: Pair = (1.0, 0.0)  # smallest and largest
+
+    @classmethod
+    def of(cls, patches: Patches) -> "Scales":
+        """Of one slide."""
+        doubt = _known(patches.doubt)
+        odd, own = _known(patches.unlike), _known(patches.probability)
+        ends = (float(doubt.min(initial=1.0)), float(doubt.max(initial=0.0)))
+        largest = float(max(own.max(initial=0.0), odd.max(initial=0.0)))
+        return cls(largest, float(_known(patches.std).max(initial=0.0)), ends)
+
+    def __or__(self, other: "Scales") -> "Scales":
+        """Of both."""
+        doubt = min(self.doubt[0], other.doubt[0]), max(self.doubt[1], other.doubt[1])
+        probability = max(self.probability, other.probability)
+        return Scales(probability, max(self.std, other.std), doubt)
+
+
+def _known(values: np.ndarray | None) -> np.ndarray:
+    return np.zeros(0) if values is None else values[np.isfinite(values)]
+
+
+@dataclass(frozen=True)
 class Overview:
     """What the run has noted, and what a first look at all its tables shows."""
 
@@ -240,7 +272,7 @@ class Overview:
     sizes: dict[str, Pair]
     microns: bool  # whether positions, steps and sizes are microns
     centres: bool  # whether positions are centres of patches, not upper left corners
-    largest_std: float
+    scales: "Scales"
     filled: list[PatchTable]  # the tables that have patches
 
     def facts(self, table: PatchTable, file: Path | None) -> list[Any]:
@@ -276,20 +308,19 @@ class Overview:
 def look(found: Sequence[PatchTable], card: dict[str, Any], step: float | None = None) -> Overview:
     """Read every table once. What had to be inferred or left out is said, in a line each.
 
-    The largest uncertainty is that of all slides of the run: maps that are added later compare.
+    Scales are those of all slides of the run: maps that are added later compare.
     """
     noted = known_sides(card, "steps")
     steps: dict[str, Pair | None] = {}
     inferred, empty, filled = [], [], []
-    largest = max((_largest_std(table) for table in _others(found)), default=0.0)
+    scales = reduce(Scales.__or__, (_scales(table) for table in _others(found)), Scales())
     for table in found:
         patches = table.read()
         if not len(patches):
             empty.append(table.slide)
             continue
         filled.append(table)
-        std = np.zeros(0) if patches.std is None else patches.std[np.isfinite(patches.std)]
-        largest = max(largest, float(std.max(initial=0.0)))
+        scales |= Scales.of(patches)
         if step is not None:
             steps[table.slide] = pair(step, "--step")
         elif table.slide in noted:
@@ -308,7 +339,7 @@ def look(found: Sequence[PatchTable], card: dict[str, Any], step: float | None =
         known_sides(card, "sizes"),
         card.get("units") == MICRONS,
         card.get("anchor") == CENTRE,
-        largest,
+        scales,
         filled,
     )
 
@@ -320,17 +351,19 @@ def _others(found: Sequence[PatchTable]) -> list[PatchTable]:
     return [PatchTable(file) for file in files if file not in asked]
 
 
-def _largest_std(table: PatchTable) -> float:
-    """0 where a table has none, or is broken: who asks for its slide is told."""
+def _scales(table: PatchTable) -> Scales:
+    """Nothing where a table is broken: who asks for its slide is told."""
+    wanted = [field.name for field in fields(Patches) if field.name in PATCH_COLUMNS]
     try:
         with reading(table.file, "a table of patches"):
-            frame = pd.read_csv(table.file, usecols=lambda name: name in ("sd", "std"))
-            values = np.asarray(frame, dtype=np.float64)
+            frame = pd.read_csv(table.file, usecols=lambda name: name in ("sd", *wanted))
+            given = {c: frame[c].to_numpy(float) for c in frame}
     except BadFile:
-        return 0.0
-    return float(
-        values[np.abs(values) < PATCH_COLUMNS["sd"].high].max(initial=0.0)
-    )  # no NaN is below
+        return Scales()
+    good = {c: np.where(PATCH_COLUMNS[c].good(v), v, np.nan) for c, v in given.items()}
+    std = good.pop("sd", good.pop("std", None))
+    nowhere = np.full(len(frame), np.nan)
+    return Scales.of(Patches(nowhere, good.pop("probability", nowhere), std, **good))
 
 
 def _shown_step(patches: Patches) -> Pair | None:

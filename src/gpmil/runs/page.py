@@ -12,12 +12,14 @@ import numpy as np
 import pandas as pd
 
 from gpmil.data.checks import count
+from gpmil.decide.unlike import ANSWERS
 from gpmil.files.whole import write_whole
 from gpmil.models import BagClassifier
 from gpmil.runs.contents import PatchLabels, RunContents, has_patients
 from gpmil.runs.files import EVIDENCE, LABELS
 from gpmil.runs.judge import NO_PATIENT, estimate_of
 from gpmil.runs.learned import MEANINGS, learned
+from gpmil.runs.naming import NO_CALLS, called, decided, heading, interval, rate_of, shown
 from gpmil.show import heatmaps, plots
 from gpmil.show.report import Picture, Section, Table, page
 
@@ -80,22 +82,19 @@ def _lead(run: RunContents) -> str:
     known, n = run.known, run.slides["slide"].nunique()
     words = f"{n:,} slides were predicted"
     if run.couplings:
-        words += f" with each of {len(run.couplings)} couplings"
+        words += f" with each of {len(run.couplings)} couplings, for maps to compare"
     elif "repeat" in run.slides:
         words += f" in each of {run.slides['repeat'].nunique()} repeats"
     if len(known):
         words += f"; the label of {known['slide'].nunique():,} is known, and {_wrong_words(run)}"
-    if (run.slides["decision"] != "").any():
-        referred = run.slides[run.slides["decision"] == "refer"]["slide"].nunique()
+    if (run.called["decision"] != "").any():
+        referred = run.called[run.called["decision"] == "refer"]["slide"].nunique()
         words += f"; {referred} are to be looked at by a person"
-    return words + "."
+    return f"{words}. {NO_CALLS}" if run.couplings else words + "."
 
 
 def _wrong_words(run: RunContents) -> str:
-    """How many are called wrongly, for each of several couplings."""
-    if run.couplings:
-        counts = [f"{_wrong(rows).sum()} ({c})" for c, rows in run.by_coupling(run.known).items()]
-        return f"called wrongly are {', '.join(counts)}"
+    """How many are called wrongly."""
     whom = "of their predictions" if "repeat" in run.slides else "of them"
     return f"{_wrong(run.known).sum()} {whom} are called wrongly"
 
@@ -128,6 +127,7 @@ def _settings(run: RunContents) -> Section | None:
         for name, meaning in MEANINGS.items()
         if name in learned(run.model)
     ]
+    words += _unlike(run.model)
     if trace:
         words = [
             f"Settings given as “auto” were learned from the labels of the slides in {len(trace)} "
@@ -136,6 +136,12 @@ def _settings(run: RunContents) -> Section | None:
         ]
         pictures = [_picture(plots.tuning(trace), "What was tried, and how well it did", "Tuning")]
     return Section("Settings", words, [table], pictures)
+
+
+def _unlike(model: BagClassifier) -> list[str]:
+    """What is said of patch probabilities from slide labels alone, where the model has them."""
+    known = getattr(getattr(model, "cross_fit_", None), "unlike", None)
+    return [] if known is None else [f"unlike: {ANSWERS}.", f"Its own check: {known}."]
 
 
 def _fitted(model: BagClassifier, name: str) -> Any:
@@ -154,43 +160,48 @@ def _text(value: Any) -> str:
 # --- How good it is -------------------------------------------------------------------------------
 def _quality(run: RunContents) -> Section | None:
     known, judged = run.known, run.judged()
-    if (
-        not len(known)
-        or known["label"].nunique() < 2
-        or not any("slides" in m for m in judged.values())
-    ):
+    if not len(known) or known["label"].nunique() < 2 or "slides" not in judged:
         return None
-    tables = [
-        _metric_table(judged, "slides", SLIDE_METRICS, f"Slides, with 95 % intervals {_by(run)}.")
-    ]
-    if any("patches" in m for m in judged.values()):
-        tables.append(_patch_table(judged, _by(run)))
-    parts = run.by_coupling(known)
-    tables.append(_confusion(parts))
-    labels = _labels(next(iter(parts.values())))
-    scores = {name or "slides": rows["log_odds"].to_numpy() for name, rows in parts.items()}
-    pictures = [_picture(plots.roc(labels, scores), "ROC curve", "ROC")]
-    for name, rows in parts.items():
-        pictures += _calibration(rows, f", {name}" if name else "")
-    return Section("How good it is", _independence(run), tables, pictures)
+    by = _by(run)
+    caption = f"Slides, with 95 % intervals {by}."
+    tables = [_metric_table(judged["slides"]["metrics"], SLIDE_METRICS, caption)]
+    if "patches" in judged:
+        tables.append(_patch_table(judged["patches"], by, rate_of(run.config)))
+    tables.append(_confusion(known, run.words))
+    curve = plots.roc(_labels(known), {"slides": known["log_odds"].to_numpy()})
+    pictures = [_picture(curve, "ROC curve", "ROC")]
+    pictures += _calibration(known)
+    return Section("How good it is", [*_independence(run), *_accepted(run)], tables, pictures)
+
+
+def _accepted(run: RunContents) -> list[str]:
+    """What was accepted without a second look: how much of it is wrong, and what was allowed."""
+    found = run.judged().get("slides", {}).get("decisions")
+    if not found:
+        return []
+    accepted, wrong = found["accepted"], found["wrong"]
+    allowed = run.config.get("options", {}).get("asked", {}).get("alpha")
+    nominal = "" if allowed is None else f"; at most {allowed:.3g} was asked for"
+    realised = f" ({wrong / accepted:.3g}{nominal})" if accepted else ""
+    return [f"{accepted:,} slides are accepted, {wrong:,} of them wrongly{realised}."]
 
 
 def _labels(known: pd.DataFrame) -> np.ndarray:
     return known["label"].to_numpy().astype(int)
 
 
-def _calibration(known: pd.DataFrame, of: str) -> list[Picture]:
+def _calibration(known: pd.DataFrame) -> list[Picture]:
     labels, p = _labels(known), known["probability"].to_numpy()
     return [
         _picture(
             plots.reliability(labels, p),
-            f"Share of positive slides against their predicted probability, with intervals{of}",
-            f"Reliability{of}",
+            "Share of positive slides against their predicted probability, with intervals",
+            "Reliability",
         ),
         _picture(
             plots.score_histograms(labels, p),
-            f"Probabilities of slides by label{of}",
-            f"Probabilities{of}",
+            "Probabilities of slides by label",
+            "Probabilities",
         ),
     ]
 
@@ -212,43 +223,27 @@ def _by(run: RunContents) -> str:
     return "by patient" if has_patients(run.slides) else "by slide"
 
 
-def _metric_table(
-    judged: dict[str, dict[str, Any]], what: str, names: dict[str, str], caption: str
-) -> Table:
-    """One row per metric, as metrics.json has it; one column per coupling, if there are several."""
-    parts = {
-        name or "value": found[what]["metrics"] for name, found in judged.items() if what in found
-    }
-    rows = [
-        [name, *(str(estimate_of(part[key])) for part in parts.values())]
-        for key, name in names.items()
-        if all(key in part for part in parts.values())
-    ]
-    return Table(["metric", *parts], rows, caption, text=["metric"])
+def _metric_table(found: dict[str, Any], names: dict[str, str], caption: str) -> Table:
+    """One row per metric, as metrics.json has it."""
+    rows = [[name, str(estimate_of(found[key]))] for key, name in names.items() if key in found]
+    return Table(["metric", "value"], rows, caption, text=["metric"])
 
 
-def _patch_table(judged: dict[str, dict[str, Any]], by: str) -> Table:
-    """Marks are judged where every coupling has them."""
-    found = [part["patches"] for part in judged.values() if "patches" in part]
-    marked = all(part["decided"] == "flagged" for part in found)
+def _patch_table(found: dict[str, Any], by: str, rate: float | None) -> Table:
+    """Marks are judged where there are any, the rate that was asked for beside the realised one."""
+    marked = found["decided"] == "flagged"
     names = PATCH_METRICS if marked else dict(list(PATCH_METRICS.items())[:3])
     caption = f"Patches whose label is known, with 95 % intervals {by}."
-    return _metric_table(judged, "patches", names, caption)
+    if rate is not None and marked:
+        names = names | {"false_discovery_rate": f"false marks (asked for: at most {rate:.3g})"}
+    return _metric_table(found["metrics"], names, caption)
 
 
-def _confusion(parts: dict[str, pd.DataFrame]) -> Table:
-    rows = [
-        [
-            f"is {name}{', ' if part else ''}{part}",
-            *(
-                str(int(((_labels(known) == y) & ((known["log_odds"] > 0) == c)).sum()))
-                for c in (0, 1)
-            ),
-        ]
-        for part, known in parts.items()
-        for y, name in ((0, "negative"), (1, "positive"))
-    ]
-    return Table(["", "called negative", "called positive"], rows, "Slides.", text=[""])
+def _confusion(known: pd.DataFrame, words: tuple[str, str]) -> Table:
+    wrong = pd.crosstab(known["label"] == 1, known["log_odds"] > 0)
+    counts = wrong.reindex(index=[False, True], columns=[False, True], fill_value=0).to_numpy()
+    rows = [[f"is {word}", *map(str, own)] for word, own in zip(words, counts.tolist())]
+    return Table(["", *(f"called {word}" for word in words)], rows, "Slides.", text=[""])
 
 
 # --- Slides ---------------------------------------------------------------------------------------
@@ -258,9 +253,9 @@ def _errors(run: RunContents) -> Section | None:
     if not len(worst):
         return None
     pictures = _maps(run, worst, SHOWN_ERRORS)
-    n, every = worst["slide"].nunique(), run.couplings or "repeat" in run.slides
+    n, every = worst["slide"].nunique(), "repeat" in run.slides
     words = [f"{n} slides are called wrongly{' at least once' if every else ''}; the surest first."]
-    return Section("Worst errors", words, [_slide_table(worst.head(20))], pictures)
+    return Section("Worst errors", words, [_slide_table(worst.head(20), run.words)], pictures)
 
 
 def _worst(run: RunContents) -> pd.DataFrame:
@@ -290,12 +285,21 @@ def _map(run: RunContents, row: pd.Series) -> Picture | None:
         patches["probability"].to_numpy(),
         run.side("steps", row["slide"]),
         size=run.side("sizes", row["slide"]),
-        std=patches["sd"].to_numpy() if "sd" in patches else None,
+        p_value=_column(patches, "p_value"),
+        unlike=_column(patches, "unlike"),
+        doubt=_column(patches, "doubt"),
+        std=_column(patches, "sd"),
         truth=_truth(patches),
         flagged=patches["flagged"].to_numpy(bool) if "flagged" in patches else None,
+        rate=rate_of(run.config),
+        about=heading(row, run.config),
     )
-    caption = f"{_called(row)}, probability {row['probability']:.3f}"
+    caption = f"{called(row, run.words)}, probability {shown(row['probability'])}"
     return _picture(figure, f"Heat map of {row['slide']}", str(row["slide"]), caption)
+
+
+def _column(patches: pd.DataFrame, name: str) -> np.ndarray | None:
+    return patches[name].to_numpy() if name in patches else None
 
 
 def _maps_by_coupling(run: RunContents, row: pd.Series) -> Picture | None:
@@ -316,10 +320,8 @@ def _maps_by_coupling(run: RunContents, row: pd.Series) -> Picture | None:
     )
     width = max(4.0, PANEL * (len(found) + (truth is not None)) + 0.5)
     figure = heatmaps.comparison([slide], [f"coupling {c}" for c in found], width)
-    every = run.slides[run.slides["slide"] == row["slide"]].set_index("coupling").loc[list(found)]
-    said = [f"coupling {c}: {_called(r)}, {r['probability']:.3f}" for c, r in every.iterrows()]
     alt = f"Heat maps of {row['slide']} with coupling {', '.join(found)}"
-    return _picture(figure, alt, str(row["slide"]), "; ".join(said))
+    return _picture(figure, alt, str(row["slide"]), "probabilities of patches; no call")
 
 
 def _placed(run: RunContents, row: pd.Series, patches: pd.DataFrame | None) -> pd.DataFrame | None:
@@ -333,16 +335,13 @@ def _truth(patches: pd.DataFrame) -> np.ndarray | None:
     return patches["label"].fillna(-1).to_numpy() if "label" in patches else None
 
 
-def _called(row: pd.Series) -> str:
-    return "called positive" if row["log_odds"] > 0 else "called negative"
-
-
 def _slides(run: RunContents) -> Section | None:
     if not len(run.slides):
         return None
     order = run.slides["log_odds"].abs().sort_values(kind="stable").index
     least = run.slides.loc[order]
-    more = len(run.slides) - SHOWN_SLIDES
+    listed = least[least.index.isin(run.called.index)]
+    more = len(listed) - SHOWN_SLIDES
     words = ["The least certain first."]
     if set(EVIDENCE) <= set(run.slides):
         words.append(CONTEXT)
@@ -350,42 +349,40 @@ def _slides(run: RunContents) -> Section | None:
         words.append(f"{more:,} more are in predictions.csv.")
     drawn = _worst(run)["slide"].unique()[:SHOWN_ERRORS] if len(run.known) else []
     pictures = _maps(run, least[~least["slide"].isin(drawn)], SHOWN_UNCERTAIN)
-    return Section("Slides", words, [_slide_table(least.head(SHOWN_SLIDES))], pictures)
+    tables = [_slide_table(listed.head(SHOWN_SLIDES), run.words)] if len(listed) else []
+    return Section("Slides", words, tables, pictures)
 
 
-def _slide_table(slides: pd.DataFrame) -> Table:
+def _slide_table(slides: pd.DataFrame, names: tuple[str, str]) -> Table:
     optional = ("coupling", "repeat", "patient", "label", "decision")
-    shown = ["slide", *(c for c in optional if c in slides and _said(slides[c]))]
+    shown_columns = ["slide", *(c for c in optional if c in slides and _said(slides[c]))]
     split = [c for c in EVIDENCE if c in slides]
-    columns = [*shown, "probability", "interval", *(c.replace("_", ": ") for c in split)]
+    columns = [*shown_columns, "probability", "interval", *(c.replace("_", ": ") for c in split)]
     rows = [
         [
-            *(_plain(row[c]) for c in shown),
-            f"{row['probability']:.3f}",
-            _interval(row),
+            *(_cell(row, c, names) for c in shown_columns),
+            shown(row["probability"]),
+            interval(row),
             *(f"{row[c]:+.2f}" for c in split),
         ]
         for _, row in slides.iterrows()
     ]
     strong = [k for k, (_, row) in enumerate(slides.iterrows()) if row.get("decision") == "refer"]
-    return Table(columns, rows, text=shown, strong=strong)
+    return Table(columns, rows, text=shown_columns, strong=strong)
+
+
+def _cell(row: pd.Series, column: str, names: tuple[str, str]) -> str:
+    """A cell in words: classes by their names, what was accepted with its class."""
+    if column == "decision":
+        return decided(row, names)
+    if pd.isna(row[column]):
+        return ""
+    return names[int(row[column])] if column == "label" else str(row[column])
 
 
 def _said(column: pd.Series) -> bool:
     """Whether a column holds anything."""
     return bool((column.notna() & (column.astype(str) != "")).any())
-
-
-def _plain(value: Any) -> str:
-    if pd.isna(value):
-        return ""
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _interval(row: pd.Series) -> str:
-    if pd.isna(row.get("low", np.nan)):
-        return ""
-    return f"{row['low']:.2f} to {row['high']:.2f}"
 
 
 def _versions(run: RunContents) -> Section:

@@ -1,11 +1,20 @@
-"""The layers of a heat map, each drawn on axes: values, the slide beneath, outlines above."""
+"""The layers of a heat map, each drawn on axes: values, the slide beneath, marks and lines above.
+
+Three layers have names, the same in pictures, on pages, in the viewer and in QuPath:
+
+* suspicion: how unlike the tissue of negative slides a patch is. It is -log10 of the p-value, and
+  transparent where a patch is like that tissue;
+* probability: as the model states it, on the scale that the values need;
+* doubt: how unsure the model is of the process at a patch, as a share of what it was before any
+  slide was seen. The number of neighbours is no part of it.
+"""
 
 import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import Colormap, ListedColormap
+from matplotlib.colors import Colormap, LinearSegmentedColormap, ListedColormap
 from matplotlib.image import AxesImage
 
 from gpmil.show.plots import INK
@@ -14,8 +23,24 @@ from gpmil.show.slides import Thumbnail
 
 PROBABILITY = "viridis"
 UNCERTAINTY = "cividis"
+LEAST_TOP = 0.01  # of a scale of probabilities
+SMALLEST_P = 1e-3  # p-values are looked at by their order of magnitude; smaller ones look the same
+# From pale yellow to dark red, as in the viewer; up to p = 0.1 more and more opaque.
+FLAME = ("#ffffcc", "#ffeda0", "#fed976", "#feb24c", "#fd8d3c", "#fc4e2a", "#e31a1c", "#bd0026",
+         "#800026")  # fmt: skip
+EXPLAINED = {
+    "suspicion": "suspicion: how unlike tissue of negative slides, as a p-value; transparent: like",
+    "probability": "probability: that a patch is positive, as the model states it",
+    "unlike": "unlike: probability, from slide labels alone, that a patch is unlike tissue of "
+    "negative slides; that is not the same as tumour",
+    "doubt": "doubt: how unsure the model is here; 1 is as unsure as before any slide was seen, "
+    "the number of neighbours is no part of it",
+    "uncertainty": "uncertainty: standard deviation of the score, mostly how many neighbours a "
+    "patch has; runs of this version have doubt in its place",
+}
+TISSUE = "#e6e8eb"  # under colours that are transparent
 BENIGN, MALIGNANT, UNKNOWN = "#c9ccd1", "#b2182b", "#eef0f2"
-OUTLINE = "#ff2e63"  # of the truth; flags have a white line with a dark edge, seen on any colour
+OUTLINE = "#ff2e63"  # of the truth; marks are hatched, white with a dark edge, seen on any colour
 OVER_SLIDE = 0.7  # opacity of a map over a thumbnail: the tissue shows through
 FAINTEST = 0.12  # opacity of the least certain patch: it can still be seen
 
@@ -54,15 +79,78 @@ def draw_slide(ax: Axes, slide: Thumbnail, faint: bool = False) -> None:
     ax.imshow(image, extent=slide.extent)
 
 
-def outline_flags(ax: Axes, layout: Layout, flagged: Bool[np.ndarray, " n"]) -> None:
-    """Draw a white line with a dark edge round flagged patches (n,), thin where patches are small.
+def suspicion(p_value: Values) -> Float[np.ndarray, " n"]:
+    """-log10 p, at most 3: each unit is ten times as rare among patches of negative slides.
+
+    >>> suspicion(np.array([1.0, 0.1, 0.001, 0.0]))
+    array([0., 1., 3., 3.])
+    """
+    p = np.where(np.isfinite(p_value), p_value, np.nan)
+    return -np.log10(np.clip(p, SMALLEST_P, 1.0)) + 0.0  # no minus zero
+
+
+def suspicion_colours() -> Colormap:
+    """From transparent to dark red."""
+    shades = LinearSegmentedColormap.from_list("flame", FLAME)(np.linspace(0, 1, 256))
+    shades[:, 3] = np.clip(np.linspace(0, 3, 256), 0, 1)  # opaque from p = 0.1 on
+    return ListedColormap(shades)
+
+
+def draw_suspicion(
+    ax: Axes, layout: Layout, p_value: Values, over: float | None = None
+) -> AxesImage:
+    """Draw p-values (n,) on a log scale; without a slide beneath (`over`), tissue is grey."""
+    if over is None:
+        known = np.where(np.isfinite(p_value), 1.0, np.nan)
+        draw(ax, layout, known, ListedColormap([TISSUE]))
+    limits = (0.0, float(-np.log10(SMALLEST_P)))
+    # averages of overlapping patches are of the logarithms
+    return draw(ax, layout, suspicion(p_value), suspicion_colours(), limits)
+
+
+def scale_top(*values: np.ndarray) -> float:
+    """The upper end of a scale of probabilities: 1, 2 or 5 times a power of ten, from 0.01 to 1.
+
+    >>> scale_top(np.array([0.003, np.nan]), np.array([0.034])), scale_top(np.array([0.6]))
+    (0.05, 1.0)
+    >>> scale_top(np.array([1e-6]))  # next to nothing is to look like it
+    0.01
+    """
+    most = max((float(np.max(v[np.isfinite(v)], initial=0.0)) for v in values), default=0.0)
+    most = max(most, LEAST_TOP)
+    power = 10.0 ** np.floor(np.log10(most))
+    return float(min(next(k * power for k in (1, 2, 5, 10) if k * power >= most * (1 - 1e-9)), 1.0))
+
+
+def doubt_limits(*values: np.ndarray) -> tuple[float, float]:
+    """Ends of a scale of doubts: the range of the values, rounded outwards to twentieths.
+
+    >>> doubt_limits(np.array([0.62, 0.71]), np.array([0.66, np.nan]))
+    (0.6, 0.75)
+    """
+    known = np.concatenate([v[np.isfinite(v)] for v in values] or [np.zeros(0)])
+    if not len(known):
+        return 0.0, 1.0
+    low, high = np.floor(known.min() * 20) / 20, np.ceil(known.max() * 20) / 20
+    return float(low), float(max(high, low + 0.05))
+
+
+def hatch(ax: Axes, layout: Layout, marked: Bool[np.ndarray, " n"]) -> None:
+    """Strike marked patches (n,) through, white with a dark edge, thin where patches are small.
 
     To be called when the view of the axes is set: the width follows from the size of a patch.
     """
-    width = float(np.clip(0.3 * _points_a_patch(ax, layout), 0.35, 1.0))
+    left, right, bottom, top = layout.extent
+    pixel = np.array([(right - left) / layout.shape[0], (bottom - top) / layout.shape[1]])
+    corner = layout.pixel[marked] * pixel + np.array([left, top])
+    # from the lower left corner to the upper right one
+    foot, tip = (corner + np.array(layout.cover) * pixel * side for side in ([0, 1], [1, 0]))
+    lines = np.stack([foot, tip], axis=1)
+    width = float(np.clip(0.09 * _points_a_patch(ax, layout), 0.25, 0.8))
     for colour, times in ((INK, 2.4), ("white", 1.0)):
-        outline(ax, layout, flagged, colour)
-        ax.collections[-1].set(linewidth=times * width)
+        ax.add_collection(
+            LineCollection(list(lines), colors=colour, linewidths=times * width, capstyle="butt")
+        )
 
 
 def _points_a_patch(ax: Axes, layout: Layout) -> float:

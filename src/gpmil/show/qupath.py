@@ -1,4 +1,4 @@
-"""Patches for QuPath: GeoJSON tiles with class, probability, uncertainty and p-value.
+"""Patches for QuPath: GeoJSON tiles with class, suspicion, probability, doubt and p-value.
 
 QuPath reads the file with File > Import objects from file, compressed too. Polygons are level-0
 pixels. QuPath crops slides that have an empty margin to the scanned area; `offset`, the corner of
@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gpmil.files.whole import write_whole
+from gpmil.show.layers import suspicion
 from gpmil.show.raster import pair
 
 __all__ = [
@@ -54,6 +55,8 @@ class Patches:
     std: np.ndarray | None = None
     p_value: np.ndarray | None = None
     flagged: np.ndarray | None = None
+    doubt: np.ndarray | None = None
+    unlike: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.coords)
@@ -77,7 +80,8 @@ def patches_of(predictions: "InstancePredictions") -> Patches:
             f"slide {bags.names[0]!r}: its patches have no positions x, y. Give coords= when "
             "building the bags."
         )
-    said = {name: getattr(predictions, name) for name in ("std", "p_value", "flagged")}
+    names = ("std", "p_value", "flagged", "doubt", "unlike")
+    said = {name: getattr(predictions, name) for name in names}
     return Patches(bags.coords, predictions.probability, **said)
 
 
@@ -105,7 +109,8 @@ def to_geojson(
     only_flagged
         leave the other patches out.
 
-    Measurements are p, sd and p-value, where they are finite numbers; a patch without a
+    Measurements are the layers of the heat maps (suspicion, probability, unlike, doubt) and p-value
+    and sd, where they are finite numbers; suspicion is -log10 of the p-value. A patch without a
     probability has no class unless it was tested.
 
     Examples
@@ -115,7 +120,7 @@ def to_geojson(
     >>> tile["geometry"]["coordinates"]
     [[[0, 256], [256, 256], [256, 512], [0, 512], [0, 256]]]
     >>> tile["properties"]["classification"]["name"], tile["properties"]["measurements"]
-    ('flagged', {'p': 0.91})
+    ('flagged', {'probability': 0.91})
     """
     patches, size = _checked(predictions, size)
     if only_flagged:
@@ -184,7 +189,7 @@ def _check_arrays(patches: Patches) -> None:
             "coords: expected finite (n, 2) positions x, y in level-0 pixels, found shape "
             f"{coords.shape}. Leave out patches without a position."
         )
-    for name in ("probability", "std", "p_value", "flagged"):
+    for name in ("probability", "std", "p_value", "flagged", "doubt", "unlike"):
         values = getattr(patches, name)
         if values is not None and np.shape(values) != (len(coords),):
             raise ValueError(
@@ -244,9 +249,16 @@ def _rings(
 
 
 def _measurements(patches: Patches) -> list[dict[str, float]]:
-    """p, sd and p-value of every patch; what is not a finite number is left out."""
+    """The layers of every patch by their names; what is not a finite number is left out."""
     found: list[dict[str, float]] = [{} for _ in range(len(patches))]
-    columns = {"p": patches.probability, "sd": patches.std, "p-value": patches.p_value}
+    columns = {
+        "suspicion": None if patches.p_value is None else suspicion(patches.p_value),
+        "probability": patches.probability,
+        "unlike": patches.unlike,
+        "doubt": patches.doubt,
+        "p-value": patches.p_value,
+        "sd": patches.std,
+    }
     for name, values in columns.items():
         if values is None:
             continue

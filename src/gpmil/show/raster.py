@@ -20,6 +20,7 @@ FINE = 8  # pixels per step where pieces lie off a common lattice
 MOST_PIXELS = 4_000_000  # coarser pixels beyond this: a map is to be looked at
 ON_LATTICE = 0.05  # steps by which patches of one lattice may lie beside it
 SLIVER = 1e-6  # pixels: less is rounding, not tissue
+SHORTEST, TOLERATED = 4, 0.1  # steps, and share of the tissue, that stay of an empty stretch
 
 Coords = Shaped[np.ndarray, "n k"]
 Values = Shaped[np.ndarray, " n"]
@@ -125,6 +126,39 @@ def lay_out(coords: Coords, step: Any, size: Any = None) -> Layout:
     last = first + layout.shape
     (left, top), (right, bottom) = (base + first / fine) * step, (base + last / fine) * step
     return replace(layout, extent=(float(left), float(right), float(bottom), float(top)))
+
+
+def close_gaps(
+    coords: Coords, step: Any, size: Any = None
+) -> tuple[Coords, list[tuple[int, float]]]:
+    """Sections far apart moved together: long empty stretches between them become short.
+
+    All patches move along an axis, by whole steps, so that sections keep their order and shape.
+    Beside the positions, where stretches were cut: axis, and place in the new positions.
+
+    >>> close_gaps(np.array([[0, 0], [10, 0], [400, 10]]), 10)
+    (array([[ 0.,  0.],
+           [10.,  0.],
+           [60., 10.]]), [(0, 40.0)])
+    """
+    coords, step = _checked(coords, step)
+    side = step if size is None else pair(size, "size", positive=True)
+    moved, cuts = coords.copy(), []
+    for axis in range(2):
+        at = np.unique(coords[:, axis])
+        gap = np.diff(at) - side[axis]
+        tissue = np.minimum(np.diff(at), step[axis]).sum() + side[axis]
+        kept = max(SHORTEST * step[axis], TOLERATED * tissue)
+        long = gap > 2 * kept
+        # by whole steps, or a section would leave the lattice of the others
+        away = np.where(long, np.floor((gap - kept) / step[axis]) * step[axis], 0.0)
+        shift = np.concatenate([[0.0], np.cumsum(away)])
+        moved[:, axis] -= shift[np.searchsorted(at, coords[:, axis])]
+        cuts += [
+            (axis, float(at[k] - shift[k] + side[axis] + (gap[k] - away[k]) / 2))
+            for k in np.flatnonzero(long)
+        ]
+    return moved, cuts
 
 
 def _resolution(room: float, wanted: int) -> float:

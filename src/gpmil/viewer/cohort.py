@@ -33,6 +33,7 @@ from gpmil.runs.files import (
     with_given_labels,
 )
 from gpmil.runs.learned import in_words, is_finite, numbers
+from gpmil.runs.naming import class_words
 from gpmil.show import slides
 
 logger = logging.getLogger("gpmil")
@@ -261,6 +262,7 @@ def as_json(cohort: ShownCohort, similar: bool) -> dict[str, Any]:
             "runs": [_run_columns(run, cohort.names) for run in cohort.runs],
         },
         "positive_class": _positive(cohort.runs),
+        "class_words": _class_words(cohort.runs),
         "similar": similar,
         "labels_known": any(y is not None for y in label),
     }
@@ -299,7 +301,11 @@ def _first_columns(run: ShownRun) -> list[str]:
 def _run_columns(run: ShownRun, names: Sequence[str]) -> dict[str, Any]:
     found = {c: _columns(table, names) for c, table in run.tables.items()}
     own = found[run.shown]
-    return own if run.couplings is None else own | {"couplings": found}
+    if run.couplings is None:
+        return own
+    if float(run.shown) != run.fitted_coupling:  # maps to compare, and nothing to call slides by
+        own = {name: [None] * len(names) for name in own} | {"decision": [""] * len(names)}
+    return own | {"couplings": found}
 
 
 def _columns(table: pd.DataFrame, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -336,6 +342,12 @@ def _positive(runs: Sequence[ShownRun]) -> str | None:
         if source.get("positive") is not None:
             return str(source["positive"])
     return None
+
+
+def _class_words(runs: Sequence[ShownRun]) -> tuple[str, str]:
+    """What negative and positive slides are called, by the first run that names them."""
+    found = [class_words(run.config) for run in runs]
+    return next((words for words in found if words != class_words({})), found[0])
 
 
 def count_patches(cohort: ShownCohort) -> list[int | None]:

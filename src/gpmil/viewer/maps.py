@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num, UInt16
 from matplotlib import colormaps
+from matplotlib.colors import to_rgb
 from PIL import Image
 from scipy.spatial import cKDTree
 
@@ -24,6 +25,7 @@ from gpmil.data.graphs import infer_step
 from gpmil.files.foreign import BadFile
 from gpmil.runs.files import read_patches
 from gpmil.show import qupath
+from gpmil.show.layers import SMALLEST_P, TISSUE, scale_top, suspicion, suspicion_colours
 from gpmil.show.raster import ON_LATTICE
 from gpmil.show.slides import SlideInfo
 from gpmil.viewer.cohort import Missing, ShownCohort, ShownRun, as_dict
@@ -60,6 +62,8 @@ class PatchMap:
     probability: Column
     sd: Column | None
     p_value: Column | None
+    doubt: Column | None
+    unlike: Column | None
     flagged: Bool[np.ndarray, " n"] | None
     label: Int[np.ndarray, " n"] | None  # -1 unknown
     sides: Pair  # of a patch
@@ -129,6 +133,8 @@ def read_map(file: Path, run: ShownRun, slide: str, tag: str = "") -> PatchMap:
         table["probability"],
         table.get("sd"),
         table.get("p_value"),
+        table.get("doubt"),
+        table.get("unlike"),
         None if (flags := table.get("flagged")) is None else np.nan_to_num(flags) != 0,
         None if (label := table.get("label")) is None else _labels(label),
         _sides(run, slide, x, y, step),
@@ -221,7 +227,7 @@ def encode(found: PatchMap) -> bytes:
 
 
 def _arrays(found: PatchMap) -> Iterator[tuple[str, Num[np.ndarray, " n"]]]:
-    for name in ("x", "y", "probability", "sd", "p_value"):
+    for name in ("x", "y", "probability", "sd", "p_value", "doubt", "unlike"):
         if getattr(found, name) is not None:
             yield name, getattr(found, name)
     if found.grid is not None:
@@ -248,15 +254,28 @@ def bounds(found: PatchMap) -> list[float]:
 
 
 def thumbnail(found: PatchMap) -> bytes:
-    """A png with one pixel per cell, or the highest of several cells: small lesions stay seen."""
+    """A png with one pixel per cell, or the highest of several cells: small lesions stay seen.
+
+    It shows suspicion, and probability where there are no p-values, as the maps do.
+    """
     width, height, column, row = _pixels(found)
     canvas = np.full((height, width), -1.0)
-    known = np.isfinite(found.probability)
-    np.maximum.at(canvas, (row[known], column[known]), found.probability[known])
-    shade = colormaps["viridis"](np.clip(canvas, 0, 1), bytes=True)
-    shade[canvas < 0] = 0  # transparent where there is no patch
+    if found.p_value is None:
+        values, shades = found.probability / scale_top(found.probability), colormaps["viridis"]
+    else:
+        most = -np.log10(SMALLEST_P)
+        values, shades = suspicion(found.p_value) / most, suspicion_colours()
+    known = np.isfinite(values)
+    np.maximum.at(canvas, (row[known], column[known]), values[known])
+    shade = shades(np.clip(canvas, 0, 1), bytes=True).astype(float)
+    # what is transparent shows tissue; there is nothing where there is no patch
+    part = shade[..., 3:] / 255
+    shade[..., :3] = part * shade[..., :3] + (1 - part) * 255 * np.array(to_rgb(TISSUE))
+    shade[..., 3] = np.where(canvas < 0, 0, 255)
     out = io.BytesIO()
-    Image.fromarray(shade, "RGBA").save(out, "PNG")
+    Image.fromarray(np.where(canvas[..., None] < 0, 0, shade).astype(np.uint8), "RGBA").save(
+        out, "PNG"
+    )
     return out.getvalue()
 
 
@@ -298,7 +317,8 @@ def geojson(found: PatchMap, info: SlideInfo | None, only_flagged: bool) -> Iter
         raise Missing("no patch of this run was tested: there are no flags. Ask for layer=all.")
     coords, size = found.corners * scale, np.array(found.sides) * scale
     offset = (0, 0) if info is None else info.offset
-    patches = qupath.Patches(coords, found.probability, found.sd, found.p_value, found.flagged)
+    said = (found.probability, found.sd, found.p_value, found.flagged, found.doubt, found.unlike)
+    patches = qupath.Patches(coords, *said)
 
     def piece(start: int) -> bytes:
         part = patches.part(slice(start, start + PIECE))

@@ -11,7 +11,10 @@ const ANCHORS = {
   magma:
     "000004 0a0822 1d1147 36106b 51127c 6a1c81 832681 9c2e7f b73779 " +
     "d0416f e75263 f56b5c fc8961 fea772 fec488 fde2a3 fcfdbf",
+  // of suspicion: as in the heat maps, more and more opaque up to p = 0.1
+  flame: "ffffcc ffeda0 fed976 feb24c fd8d3c fc4e2a e31a1c bd0026 800026",
 };
+const FADING = { flame: 3 }; // how fast low values become opaque
 export const SIZE = 256;
 export const MARKED = [213, 94, 0]; // as in the GeoJSON for QuPath
 
@@ -20,13 +23,14 @@ export const packed = (r, g, b, a = 255) => ((a << 24) | (b << 16) | (g << 8) | 
 
 const channels = (hex) => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
-function interpolate(anchors) {
+function interpolate(anchors, fading) {
   const table = new Uint32Array(SIZE);
   for (let i = 0; i < SIZE; i++) {
     const at = (i / (SIZE - 1)) * (anchors.length - 1);
     const left = Math.min(Math.floor(at), anchors.length - 2);
     const mix = (v, c) => Math.round(v + (at - left) * (anchors[left + 1][c] - v));
-    table[i] = packed(...anchors[left].map(mix));
+    const opaque = fading ? Math.min(1, (fading * i) / (SIZE - 1)) : 1;
+    table[i] = packed(...anchors[left].map(mix), Math.round(255 * opaque));
   }
   return table;
 }
@@ -35,10 +39,11 @@ const tables = {};
 
 // 256 packed colours from low to high.
 export function table(name) {
-  tables[name] ??= interpolate(ANCHORS[name].split(" ").map(channels));
+  tables[name] ??= interpolate(ANCHORS[name].split(" ").map(channels), FADING[name]);
   return tables[name];
 }
 
 export function css(word) {
-  return `rgb(${word & 255} ${(word >> 8) & 255} ${(word >> 16) & 255})`;
+  const opaque = (word >>> 24) / 255;
+  return `rgb(${word & 255} ${(word >> 8) & 255} ${(word >> 16) & 255} / ${opaque})`;
 }

@@ -2,15 +2,17 @@
 // its run, its coupling and its layer.
 
 import { ask, byId, options } from "./dom.js";
-import { LAYERS, available, niceTop } from "./layers.js";
-import { predictions } from "./list.js";
+import { LAYERS, NO_P_VALUES, available, niceTop, titleOf, valuesOf } from "./layers.js";
+import { predicted } from "./list.js";
 import { LAYER_NAMES, MOST_PANES, get, set } from "./state.js";
 import { Pane, fit } from "./view.js";
 
 // Fields of the state that the pictures of the patches depend on.
-const BAKED = ["panes", "colours", "opacity", "threshold", "rate", "sdTop", "outlines"].concat(
+const BAKED = ["panes", "colours", "opacity", "threshold", "rate", "top", "sdTop", "outlines"].concat(
   ["pinned", "theme"],
 );
+
+const LEAST_TOP = 0.01; // of a scale of probabilities: next to nothing is to look like it
 
 // The coupling that a run was fitted with, where it has several.
 export function usualCoupling(run) {
@@ -33,7 +35,7 @@ export function another(runs, panes) {
     const coupling = usualCoupling(runs[run]);
     if (!shown(run, coupling)) return { ...last, run, coupling };
   }
-  return { ...last, layer: last.layer === "sd" ? "probability" : "sd" };
+  return { ...last, layer: last.layer === "doubt" ? "suspicion" : "doubt" };
 }
 
 export class Compare {
@@ -69,9 +71,11 @@ export class Compare {
   }
 
   look(part) {
-    const { colours, opacity, threshold, sdTop, outlines } = get();
-    const layer = available(part.pane.map)[part.setting.layer] ? part.setting.layer : "none";
-    const drawn = { opacity: opacity ?? this.usualOpacity(part), sdTop: sdTop || 1 };
+    const { colours, opacity, threshold, top, sdTop, outlines } = get();
+    const [has, asked] = [available(part.pane.map), part.setting.layer];
+    const layer = has[asked] ? asked : asked === "suspicion" ? "probability" : "none";
+    const tops = { top: top || 1, sdTop: sdTop || 1 };
+    const drawn = { opacity: opacity ?? this.usualOpacity(part), ...tops };
     return { layer, colours, threshold, outlines, ...drawn, ...this.inks() };
   }
 
@@ -93,8 +97,10 @@ export class Compare {
       const marked = flagged.reduce((sum, f) => sum + f, 0);
       return `${marked} of ${flagged.length} marked at rate ${this.rate(part.setting)}`;
     }
-    const title = LAYERS[look.layer].title;
-    const words = look.layer === "probability" && positive ? `${title} of ${positive}` : title;
+    const title = titleOf(part.pane.map, look.layer);
+    const named = look.layer === "probability" && positive ? `${title} of ${positive}` : title;
+    const instead = look.layer !== part.setting.layer ? ` (${NO_P_VALUES})` : "";
+    const words = named + instead;
     if (!look.threshold) return words;
     const what = look.layer === "probability" ? "" : "where probability ";
     return `${words}, ${what}\u2265 ${look.threshold}`;
@@ -215,16 +221,20 @@ export class Compare {
     if (!get().slide) return "Choose a slide from the list.";
     if (slide < 0) return `no slide is called ${get().slide}`;
     if (!run.has_patches) return `run ${run.name} holds no predictions of patches`;
-    const p = predictions(this.cohort, setting).probability[slide];
+    const p = predicted(this.cohort, setting).probability[slide];
     return p === null ? `run ${run.name} has no predictions of this slide` : "";
   }
 
   #arrived(part) {
     const { map } = part.pane;
-    if (map?.sd?.length) {
+    if (map?.n) {
       // One scale for all slides that were looked at; it only grows.
-      const top = niceTop(map.sd.reduce((most, sd) => (sd > most ? sd : most), 0) || 1);
-      if (top > get().sdTop) set({ sdTop: top });
+      const most = (values) => values?.reduce((most, v) => (v > most ? v : most), 0) ?? 0;
+      const stated = Math.max(most(map.probability), most(map.unlike), LEAST_TOP);
+      const tops = { top: Math.min(niceTop(stated), 1) };
+      if (available(map).doubt) tops.sdTop = niceTop(most(valuesOf(map, "doubt")) || 1);
+      for (const key of Object.keys(tops)) if (!(tops[key] > get()[key])) delete tops[key];
+      set(tops);
     }
     part.element.dataset.loaded = part.loaded;
     this.#fillLayers(part);
@@ -294,8 +304,9 @@ export class Compare {
   #value({ pane }, index) {
     const layer = pane.look.layer;
     if (layer === "flags") return pane.flagged[index] ? "marked" : "not marked";
+    if (layer === "suspicion") return `p-value ${pane.map.p_value[index]}`;
     const name = layer === "none" ? "probability" : layer;
-    return `${name === "p_value" ? "p-value" : name} ${pane.map[name][index]}`;
+    return `${name} ${valuesOf(pane.map, name)[index]}`;
   }
 
   add() {

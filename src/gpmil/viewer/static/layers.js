@@ -1,44 +1,69 @@
-// From numbers to pixels: what each layer shows, the baked map, outlines of marks, the legend.
+// From numbers to pixels: what each layer shows, the baked map, hatched marks, the legend.
 
 import { MARKED, SIZE, css, packed, table } from "./colour.js";
 
 // p-values are looked at by their order of magnitude; below this all are as small as can be.
 const SMALLEST_P = 1e-3;
 const FEW = 3000; // patches off the lattice that are drawn one by one
-const TINY = 5; // pixels of a patch: outlines of smaller ones are thin
+const TINY = 5; // pixels of a patch: lines through smaller ones are thin
 const SMALL = 340; // pixels: lower stages have a short legend
 const FONT = "12px system-ui, sans-serif";
 
+const three = (value) => String(Number(value.toPrecision(3)));
+const upTo = (top) => [[0, "0"], [0.5, three(top / 2)], [1, three(top)]];
+
+// The layers by their names, the same as in heat maps, on pages and in QuPath.
 export const LAYERS = {
+  suspicion: {
+    name: "Suspicion",
+    title: "Suspicion: p-value, how unlike tissue of negative slides",
+    column: "p_value",
+    colours: "flame",
+    ticks: () => [[0, "1"], [1 / 3, "0.1"], [2 / 3, "0.01"], [1, "0.001"]],
+    unit: (p) => Math.log10(Math.max(p, SMALLEST_P)) / Math.log10(SMALLEST_P),
+  },
   probability: {
     name: "Probability",
     title: "Probability",
-    ticks: () => [[0, "0"], [0.5, "0.5"], [1, "1"]],
-    unit: (p) => p,
+    column: "probability",
+    ticks: ({ top }) => upTo(top),
+    unit: (p, { top }) => p / top,
   },
-  sd: {
-    name: "Deviation (sd)",
-    title: "Standard deviation",
-    ticks: (top) => [[0, "0"], [0.5, String(top / 2)], [1, String(top)]],
-    unit: (sd, top) => sd / top,
+  doubt: {
+    name: "Doubt",
+    title: "Doubt left, of that before any slide was seen",
+    column: "doubt",
+    ticks: ({ sdTop }) => upTo(sdTop),
+    unit: (value, { sdTop }) => value / sdTop,
   },
-  p_value: {
-    name: "p-value",
-    title: "p-value (log scale)",
-    ticks: () => [[0, "1"], [1 / 3, "0.1"], [2 / 3, "0.01"], [1, "0.001"]],
-    unit: (p) => Math.log10(Math.max(p, SMALLEST_P)) / Math.log10(SMALLEST_P),
+  unlike: {
+    name: "Unlike negative slides",
+    title: "Probability, by slide labels alone, of being unlike negative slides",
+    column: "unlike",
+    ticks: ({ top }) => upTo(top),
+    unit: (p, { top }) => p / top,
   },
   flags: { name: "Marked patches", title: "Marked patches" },
   none: { name: "No map", title: "No map" },
 };
+export const NO_P_VALUES = "no p-values: fitted without flags, or another coupling";
+const ONLY_SD = "Standard deviation, mostly the number of neighbours";
 
 // Which layers a map has numbers for.
 export function available(map) {
-  const has = { probability: true, none: true, sd: Boolean(map.sd) };
-  has.p_value = Boolean(map.p_value);
+  const has = { probability: true, none: true, doubt: Boolean(map.doubt ?? map.sd) };
+  has.suspicion = Boolean(map.p_value);
+  has.unlike = Boolean(map.unlike);
   has.flags = Boolean(map.p_value || map.flagged);
   return has;
 }
+
+// The numbers of a layer; runs of earlier versions have deviations in place of doubts.
+export const valuesOf = (map, layer) =>
+  layer === "doubt" ? (map.doubt ?? map.sd) : map[LAYERS[layer].column];
+
+export const titleOf = (map, layer) =>
+  layer === "doubt" && map && !map.doubt ? ONLY_SD : LAYERS[layer].title;
 
 // 1, 2 or 5 times a power of ten, no smaller than the value: a scale that slides can share.
 export function niceTop(value) {
@@ -48,15 +73,15 @@ export function niceTop(value) {
 
 // The packed colour of a patch, 0 where it is not shown.
 function painter(map, look, flagged) {
-  const colours = table(look.colours);
-  const { unit } = LAYERS[look.layer];
-  const values = map[look.layer];
+  const { unit, colours: own } = LAYERS[look.layer];
+  const colours = table(own ?? look.colours);
   if (look.layer === "flags") {
     const marked = packed(...MARKED);
     return (i) => (flagged?.[i] && map.probability[i] >= look.threshold ? marked : 0);
   }
+  const values = valuesOf(map, look.layer);
   return (i) => {
-    const at = unit(values[i], look.sdTop);
+    const at = unit(values[i], look);
     if (!(at >= 0) || map.probability[i] < look.threshold) return 0;
     return colours[Math.min(SIZE - 1, Math.floor(at * SIZE))];
   };
@@ -81,7 +106,7 @@ export function bake(map, paint) {
   return canvas;
 }
 
-const drawnRound = new WeakMap(); // outlines by their marks, which most sliders leave as they are
+const struck = new WeakMap(); // lines by their marks, which most sliders leave as they are
 
 export function prepare(map, look, flagged) {
   const tissue = packed(...look.tissue);
@@ -94,8 +119,8 @@ export function prepare(map, look, flagged) {
     shown.picture = bake(map, shown.paint);
   }
   if (look.outlines && flagged) {
-    if (!drawnRound.has(flagged)) drawnRound.set(flagged, outlines(map, flagged));
-    shown.outlines = drawnRound.get(flagged);
+    if (!struck.has(flagged)) struck.set(flagged, hatching(map, flagged));
+    shown.outlines = struck.get(flagged);
   }
   return shown;
 }
@@ -142,15 +167,20 @@ export function drawOutlines(context, map, flagged, lines, visible, zoom) {
     return context.stroke(lines);
   }
   const near = fewIn(map, visible);
-  if (!near) return strokeTwice(context, lines, zoom, 1.5);
+  if (!near) return strokeTwice(context, lines, zoom, 1);
   const path = new Path2D();
-  for (const i of near) if (flagged[i]) path.rect(...map.box(i));
-  strokeTwice(context, path, zoom, 1.5);
+  for (const i of near) if (flagged[i]) strike(path, ...map.box(i));
+  strokeTwice(context, path, zoom, 1);
 }
 
-// The lines round marked patches: only where a marked pixel meets another one, in pieces as long
-// as they get, because a long line costs as much as a short one.
-export function outlines(map, flagged) {
+function strike(path, left, top, width, height) {
+  path.moveTo(left, top + height);
+  path.lineTo(left + width, top);
+}
+
+// Diagonals through marked pixels, from the lower left to the upper right, in pieces as long as
+// they get, because a long line costs as much as a short one.
+export function hatching(map, flagged) {
   const { width, height, left, top, pixel, column, row, cover } = map.raster;
   const wide = width + 2; // an empty border saves conditions
   const marked = new Uint8Array(wide * (height + 2));
@@ -162,29 +192,18 @@ export function outlines(map, flagged) {
     }
   }
   const path = new Path2D();
-  const line = (c0, r0, c1, r1) => {
-    path.moveTo(left + c0 * pixel[0], top + r0 * pixel[1]);
-    path.lineTo(left + c1 * pixel[0], top + r1 * pixel[1]);
-  };
-  for (let r = 0; r <= height; r++) {
-    const edge = (c) => marked[r * wide + c + 1] !== marked[(r + 1) * wide + c + 1];
-    pieces(width, edge, (from, to) => line(from, r, to, r));
-  }
-  for (let c = 0; c <= width; c++) {
-    const edge = (r) => marked[(r + 1) * wide + c] !== marked[(r + 1) * wide + c + 1];
-    pieces(height, edge, (from, to) => line(c, from, c, to));
+  const next = 1 - wide; // one to the right, one up
+  for (let r = 1; r <= height; r++) {
+    for (let c = 1; c <= width; c++) {
+      const at = r * wide + c;
+      if (!marked[at] || marked[at - next]) continue;
+      let long = 1;
+      while (marked[at + long * next]) long++;
+      strike(path, left + (c - 1) * pixel[0], top + (r - long) * pixel[1],
+        long * pixel[0], long * pixel[1]);
+    }
   }
   return path;
-}
-
-// Runs of places at which there is an edge.
-function pieces(count, edge, found) {
-  for (let k = 0; k < count; k++) {
-    if (!edge(k)) continue;
-    const start = k;
-    while (k + 1 < count && edge(k + 1)) k++;
-    found(start, k + 1);
-  }
 }
 
 // White between dark edges is seen on every colour and on tissue.
@@ -207,7 +226,7 @@ export function drawLegend(context, look, words, colours, width, height) {
   context.font = FONT;
   if (scale && height >= SMALL) return drawScale(context, look, words, colours, width, height);
   const [pad, tall, ramp] = [8, 24, scale ? Math.min(90, width / 4) : 14];
-  const labels = scale ? [scale(look.sdTop)[0][1], scale(look.sdTop).at(-1)[1]] : ["", ""];
+  const labels = scale ? [scale(look)[0][1], scale(look).at(-1)[1]] : ["", ""];
   const [low, high, full] = [...labels, words].map((word) => context.measureText(word).width);
   const [x, y] = [6, height - tall - 5];
   const rest = pad + low + 4 + ramp + 4 + high + 10 + pad;
@@ -229,7 +248,7 @@ function drawScale(context, look, words, colours, width, height) {
   const text = Math.min(context.measureText(words).width, most);
   frame(context, colours, x, y, Math.max(wide, text) + 2 * pad, tall);
   context.fillText(words, x + pad, y + 14, text);
-  for (const [at, label] of LAYERS[look.layer].ticks(look.sdTop)) {
+  for (const [at, label] of LAYERS[look.layer].ticks(look)) {
     context.textAlign = at === 0 ? "left" : at === 1 ? "right" : "center";
     context.fillText(label, x + pad + at * wide, y + 46);
   }
@@ -250,7 +269,7 @@ function frame(context, colours, x, y, width, height) {
 }
 
 function drawRamp(context, look, x, y, wide) {
-  const ramp = table(look.colours);
+  const ramp = table(LAYERS[look.layer].colours ?? look.colours);
   for (let k = 0; k < wide; k++) {
     context.fillStyle = css(ramp[Math.floor((k / wide) * SIZE)]);
     context.fillRect(x + k, y, 1.5, 10);

@@ -10,20 +10,28 @@ const AROUND = 4; // rows kept above and below those in sight
 const REST = 90; // milliseconds of rest before pictures are asked for: fast scrolling asks for none
 export const HALF = 0.5;
 
-// The predictions that a map shows: of its run, at its coupling.
-export function predictions(cohort, { run, coupling }) {
+// What slides are called by: the predictions of a run, with the coupling of the fit.
+export const predictions = (cohort, { run }) => cohort.columns.runs[run];
+
+// Whether there is a map: predictions of a run at a coupling, which may not be that of the fit.
+export function predicted(cohort, { run, coupling }) {
   const own = cohort.columns.runs[run];
   return own.couplings?.[coupling] ?? own;
+}
+
+// Accepted as which class, or referred.
+export function decisionWords(cohort, decision, p) {
+  return decision === "accept" ? `accept: ${cohort.class_words[p > HALF ? 1 : 0]}` : decision;
 }
 
 export function isWrong(probability, label) {
   return probability !== null && label !== null && probability > HALF !== (label === 1);
 }
 
-// Three digits; no probability is rounded to certainty.
+// Three significant digits; no probability is rounded to certainty.
 export function rounded(p) {
-  if (p > 0 && p < 0.0005) return "< 0.001";
-  return p < 1 && p >= 0.9995 ? "> 0.999" : p.toFixed(3);
+  if (p < 0.001) return "< 0.001";
+  return p >= 0.9995 ? "> 0.999" : String(Number(p.toPrecision(3)));
 }
 
 const known = (value, otherwise) => value ?? otherwise;
@@ -219,17 +227,19 @@ export class SlideList {
     const { probability, low, high, decision } = this.own;
     const p = probability[i];
     const label = this.cohort.columns.label[i];
-    row.number.textContent = p === null ? "not predicted" : rounded(p);
+    const maps = this.cohort.runs[this.first.run].couplings ? "maps only" : "not predicted";
+    row.number.textContent = p === null ? maps : rounded(p);
     row.dot.hidden = p === null;
     row.dot.style.left = `${100 * p}%`;
     row.range.hidden = (low[i] ?? null) === null;
     row.range.style.left = `${100 * low[i]}%`;
     row.range.style.width = `${100 * (high[i] - low[i])}%`;
     row.range.parentElement.hidden = p === null;
-    row.decision.textContent = decision[i] || "";
+    row.decision.textContent = decisionWords(this.cohort, decision[i] || "", p);
+    row.decision.title = row.decision.textContent;
     row.decision.className = `decision ${decision[i] === "refer" ? "refer" : "accept"}`;
     const wrong = isWrong(p, label);
-    const word = label === null ? "" : label === 1 ? "positive" : "negative";
+    const word = label === null ? "" : this.cohort.class_words[label];
     row.label.textContent = wrong ? `\u2717 is ${word}` : word;
     row.label.className = wrong ? "label wrong" : "label";
   }
@@ -238,7 +248,8 @@ export class SlideList {
     const { run, coupling } = this.first;
     if (!this.cohort.runs[run].has_patches) return;
     for (const row of this.rows) {
-      if (row.element.hidden || this.own.probability[row.slide] === null) continue;
+      const there = predicted(this.cohort, this.first).probability[row.slide] !== null;
+      if (row.element.hidden || !there) continue;
       const address = api.thumbnailUrl(run, row.slide, coupling);
       if (row.picture.getAttribute("src") !== address) row.picture.src = address;
       row.picture.hidden = false;

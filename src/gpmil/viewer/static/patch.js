@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { byId, make } from "./dom.js";
-import { isWrong, predictions } from "./list.js";
+import { HALF, decisionWords, isWrong, predictions, rounded } from "./list.js";
 import { get, set } from "./state.js";
 
 const FIELDS = [
@@ -11,6 +11,8 @@ const FIELDS = [
   ["probability", "probability"],
   ["sd", "sd"],
   ["p_value", "p-value"],
+  ["doubt", "doubt"],
+  ["unlike", "unlike"],
   ["flagged", "flagged"],
   ["label", "label"],
 ];
@@ -62,17 +64,22 @@ export class PatchPanel {
     const [p, truth] = [probability[i], label[i]];
     const facts = [];
     if (patient[i]) facts.push(["patient", patient[i]]);
-    facts.push(["probability", p === null ? "not predicted" : String(p)]);
-    const level = Math.round(100 * (this.cohort.runs[panes[0].run].level ?? 0.9));
-    if ((low[i] ?? null) !== null) facts.push([`${level} % interval`, `${low[i]} to ${high[i]}`]);
+    const run = this.cohort.runs[panes[0].run];
+    const none = run.couplings ? "maps only, no call" : "not predicted";
+    if (p !== null) facts.push(["called", this.cohort.class_words[p > HALF ? 1 : 0]]);
+    facts.push(["probability", p === null ? none : rounded(p)]);
+    const level = Math.round(100 * (run.level ?? 0.9));
+    if ((low[i] ?? null) !== null) {
+      facts.push([`${level} % interval`, `${rounded(low[i])} to ${rounded(high[i])}`]);
+    }
     const [byPatches, bySlide] = [own.evidence_patches?.[i], own.evidence_slide?.[i]];
     if ((bySlide ?? null) !== null) {
       const [first, second] = [byPatches, bySlide].map((v) => v.toFixed(2));
       facts.push(["log odds", `${first} by patches, ${second} by the slide as a whole`]);
     }
-    if (decision[i]) facts.push(["decision", decision[i]]);
+    if (decision[i]) facts.push(["decision", decisionWords(this.cohort, decision[i], p)]);
     if (truth !== null) {
-      const word = truth === 1 ? "positive" : "negative";
+      const word = this.cohort.class_words[truth];
       facts.push(["label", isWrong(p, truth) ? `${word} (prediction is wrong)` : word]);
     }
     if (patches[i] !== null) facts.push(["patches", String(patches[i])]);

@@ -1,7 +1,8 @@
 // What the page shows, in one plain object. Controls change it, everything is drawn from it, and
 // location.hash holds it, so that a link restores the whole view.
 
-export const LAYER_NAMES = ["probability", "sd", "p_value", "flags", "none"];
+export const LAYER_NAMES = ["suspicion", "probability", "doubt", "unlike", "flags", "none"];
+const EARLIER = { p_value: "suspicion", sd: "doubt" }; // in links of earlier versions
 export const SORTS = ["attention", "probability", "name", "label", "wrong"];
 export const FILTERS = ["all", "refer", "accept", "positive", "negative", "wrong"];
 export const MOST_PANES = 4;
@@ -28,7 +29,7 @@ const FIELDS = {
   search: text(),
   pick: text(), // what was clicked on the cohort page, see cohort.js
   panes: {
-    start: [{ run: 0, coupling: null, layer: "probability" }],
+    start: [{ run: 0, coupling: null, layer: "suspicion" }],
     read: readPanes,
     write: writePanes,
   },
@@ -36,7 +37,8 @@ const FIELDS = {
   opacity: number(null, 0, 1), // null: tissue shows through where there is an image
   threshold: number(0, 0, 1),
   rate: number(null, 0, 1), // null: the rate that the run was made with
-  sdTop: number(0, 0, Infinity), // upper end of the scale of standard deviations; 0: not known yet
+  top: number(0, 0, 1), // upper end of the scale of probabilities; 0: not known yet
+  sdTop: number(0, 0, Infinity), // the same of doubts, or of standard deviations
   outlines: { start: true, read: (word) => word !== "0", write: (on) => (on ? "1" : "0") },
   view: { start: null, read: readView, write: (v) => [v.x, v.y, v.zoom].join(",") }, // null: fit
   pinned: number(null, 0, Infinity),
@@ -54,7 +56,7 @@ function readPanes(word) {
     return {
       run: Math.max(0, Math.trunc(Number(run)) || 0),
       coupling: coupling || null,
-      layer: LAYER_NAMES.includes(layer) ? layer : "probability",
+      layer: LAYER_NAMES.includes(layer) ? layer : (EARLIER[layer] ?? "suspicion"),
     };
   });
   return panes.length ? panes : FIELDS.panes.start;
