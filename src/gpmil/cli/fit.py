@@ -32,7 +32,7 @@ CONTEXT = (
 FACTS = (
     *LEARNED,
     *("loo_log_likelihood_", "inducing_from_lesions_", "n_iter_", "residual_", "converged_"),
-    *("n_epochs_", "best_epoch_", "n_rounds_"),
+    *("n_epochs_", "best_epoch_", "n_rounds_", "threshold_", "operating_point_"),
 )
 
 
@@ -100,6 +100,13 @@ def _say(model: BagClassifier, out: Path) -> None:
     print_line(f"{type(model).__name__}: {shown}" if shown else type(model).__name__)
     if score is not None:
         print_line(f"Mean log likelihood of a slide left out of the fit: {score:.4g}")
+    point = getattr(model, "operating_point_", None)
+    if point is not None:
+        reached = (f"{name} {rate[0]:.3f}" for name, rate in point["rates"].items())
+        print_line(
+            f"Called positive above {point['threshold']:.3g} (aim: {point['aim']}; by "
+            f"{point['basis']}): {', '.join(reached)}"
+        )
     if getattr(model, "slide_context_", 0) > 0:
         print_line(CONTEXT)
     if getattr(model, "converged_", True) is False:

@@ -39,6 +39,7 @@ class InstancePredictions:
     bags: Bags
     p_value: Float[np.ndarray, " N"] | None = None
     flagged: Bool[np.ndarray, " N"] | None = None
+    novelty: Float[np.ndarray, " N"] | None = None  # above 1: beyond 99 % of the training patches
 
     def __len__(self) -> int:
         return len(self.probability)
@@ -74,9 +75,10 @@ class Predictions:
     proba: Float[np.ndarray, "B 2"]  # as predict_proba
     instances: InstancePredictions | None  # None: the model has no probability for an instance
     interval: Float[np.ndarray, "B 2"]  # of proba[:, 1]; nan where not asked for, or not known
+    novelty: Float[np.ndarray, " B"] | None = None  # above 1: beyond the training slides; or nan
 
 
-OPTIONAL = ("p_value", "flagged")
+OPTIONAL = ("p_value", "flagged", "novelty")
 
 
 def _axes(bags: Bags) -> int:

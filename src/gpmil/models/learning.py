@@ -29,8 +29,8 @@ from gpmil.inference.tuning import Space
 from gpmil.models.base import resolve_device, training_labels
 from gpmil.models.checks import is_word
 from gpmil.models.cross_fit import suspicion
-from gpmil.models.fitted import FittedGP
 from gpmil.models.sparse import DTYPES, TrainingCohort
+from gpmil.models.fitted import FittedGP
 from gpmil.process.kernels import Kernel
 from gpmil.process.sparse_gp import SparseGP
 
@@ -339,6 +339,7 @@ class TunedGP(FittedGP):
         first.coupling, first.kernel = min(self.coupling_, strength), "rbf"
         first.inducing, first.moments, first.solver = self.inducing_points_, "diagonal", "direct"
         first.optimize, first.calibrated, first.flags = (), False, False
+        first.aim, first.learns_range = "equal odds", False
         first.slide_effect, first.slide_context = 0.0, 0.0
         return suspicion(first.fit(bags, labels).predict_instances(bags))
 

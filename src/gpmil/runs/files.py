@@ -69,6 +69,8 @@ SLIDE_COLUMNS = {
     "log_odds": Range(),  # of a certainty infinite
     "evidence_patches": Range(),
     "evidence_slide": Range(),
+    "novelty": Range(0, 1e300),
+    "call": Range(only=(0, 1)),
     "label": Range(only=(0, 1)),
 }
 PATCH_COLUMNS = {
@@ -80,6 +82,7 @@ PATCH_COLUMNS = {
     "std": Range(0, 1e30),
     "p_value": SHARE,
     "flagged": Range(only=(0, 1)),
+    "novelty": Range(0, 1e300),
     "label": Range(only=(-1, 0, 1)),
 }
 

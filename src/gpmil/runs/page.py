@@ -14,6 +14,7 @@ import pandas as pd
 from gpmil.data.checks import count
 from gpmil.files.whole import write_whole
 from gpmil.models import BagClassifier
+from gpmil.runs import operating
 from gpmil.runs.contents import PatchLabels, RunContents, has_patients
 from gpmil.runs.files import EVIDENCE, LABELS
 from gpmil.runs.judge import NO_PATIENT, estimate_of
@@ -31,6 +32,11 @@ CONTEXT = (
     "Evidence is in log odds, patches and slide add up to those of the model before calibration. "
     "A large part of the slide may be stain or site as well as disease, and one more benign patch "
     "may lower a slide's probability."
+)
+NOVELTY = (
+    "Novelty says how unlike the training slides a slide is, by features alone: above 1 it lies "
+    "beyond their range. {} of {} slides do: what the model says of them is a guess, and none of "
+    "them is accepted."
 )
 SLIDE_METRICS = {
     "accuracy": "accuracy",
@@ -65,7 +71,10 @@ def write(
     run = RunContents.read(Path(folder), slides, metrics, patch_labels, given)
     sections = [
         section
-        for section in (_read(run), _settings(run), _quality(run), _errors(run), _slides(run))
+        for section in (
+            *(_read(run), _settings(run), _quality(run), operating.section(run)),
+            *(_errors(run), _slides(run)),
+        )
         if section is not None
     ]
     name = run.config.get("model", {}).get("class", "") or "gpmil"
@@ -101,7 +110,7 @@ def _wrong_words(run: RunContents) -> str:
 
 
 def _wrong(known: pd.DataFrame) -> pd.Series:
-    return (known["log_odds"] > 0) != (known["label"] == 1)
+    return operating.calls(known) != (known["label"] == 1)
 
 
 # --- What was read, what was learned --------------------------------------------------------------
@@ -241,7 +250,7 @@ def _confusion(parts: dict[str, pd.DataFrame]) -> Table:
         [
             f"is {name}{', ' if part else ''}{part}",
             *(
-                str(int(((_labels(known) == y) & ((known["log_odds"] > 0) == c)).sum()))
+                str(int(((_labels(known) == y) & (operating.calls(known) == c)).sum()))
                 for c in (0, 1)
             ),
         ]
@@ -334,7 +343,7 @@ def _truth(patches: pd.DataFrame) -> np.ndarray | None:
 
 
 def _called(row: pd.Series) -> str:
-    return "called positive" if row["log_odds"] > 0 else "called negative"
+    return "called positive" if operating.calls(row.to_frame().T)[0] else "called negative"
 
 
 def _slides(run: RunContents) -> Section | None:
@@ -346,6 +355,9 @@ def _slides(run: RunContents) -> Section | None:
     words = ["The least certain first."]
     if set(EVIDENCE) <= set(run.slides):
         words.append(CONTEXT)
+    if "novelty" in run.slides and run.slides["novelty"].notna().any():
+        beyond = run.slides[run.slides["novelty"] > 1]["slide"].nunique()
+        words.append(NOVELTY.format(beyond, run.slides["slide"].nunique()))
     if more > 0:
         words.append(f"{more:,} more are in predictions.csv.")
     drawn = _worst(run)["slide"].unique()[:SHOWN_ERRORS] if len(run.known) else []
@@ -357,13 +369,15 @@ def _slide_table(slides: pd.DataFrame) -> Table:
     optional = ("coupling", "repeat", "patient", "label", "decision")
     shown = ["slide", *(c for c in optional if c in slides and _said(slides[c]))]
     split = [c for c in EVIDENCE if c in slides]
-    columns = [*shown, "probability", "interval", *(c.replace("_", ": ") for c in split)]
+    far = ["novelty"] if "novelty" in slides and _said(slides["novelty"]) else []
+    columns = [*shown, "probability", "interval", *(c.replace("_", ": ") for c in split), *far]
     rows = [
         [
             *(_plain(row[c]) for c in shown),
             f"{row['probability']:.3f}",
             _interval(row),
             *(f"{row[c]:+.2f}" for c in split),
+            *(_plain(round(row[c], 2)) for c in far),
         ]
         for _, row in slides.iterrows()
     ]
