@@ -30,7 +30,7 @@ from gpmil.models.base import resolve_device, training_labels
 from gpmil.models.checks import is_word
 from gpmil.models.cross_fit import suspicion
 from gpmil.models.sparse import DTYPES, TrainingCohort
-from gpmil.models.fitted import FittedGP
+from gpmil.models.with_patients import PatientGP
 from gpmil.process.kernels import Kernel
 from gpmil.process.sparse_gp import SparseGP
 
@@ -177,7 +177,7 @@ def spared(names: list[str], has_geometry: bool) -> str | None:
     return "slide_effect" if "slide_effect" in names and not has_geometry else None
 
 
-class TunedGP(FittedGP):
+class TunedGP(PatientGP):
     """A model whose settings may be "auto": learned from the labels of the bags."""
 
     n_iter_: int
