@@ -19,6 +19,7 @@ from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions
 from gpmil.runs.judge import judge_run
 from gpmil.runs.learned import LEARNED, in_words, learned
 from gpmil.runs.page import write as write_report
+from gpmil.runs.patients import write_patients
 from gpmil.runs.predict import PredictionOptions, batches, predict_in_batches
 from gpmil.runs.workspace import csv_bytes, workspace
 from gpmil.show.report import RESEARCH
@@ -73,6 +74,7 @@ def run(
         space.write("splits.csv", csv_bytes(_trained_on(bags)))
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         judged = judge_run(space.folder, read_predictions(space.folder))
+        judged |= write_patients(space, model, bags)
         found = {"training": _facts(model), "note": SEEN, **judged}
         space.write(METRICS, json_bytes(found))
         write_report(space.folder)

@@ -8,6 +8,7 @@ from jaxtyping import Bool
 
 from gpmil.decide.operating import rates
 from gpmil.runs.contents import RunContents
+from gpmil.runs.files import RATE
 from gpmil.show.report import Section, Table
 
 CALLED = (
@@ -27,8 +28,7 @@ def calls(slides: pd.DataFrame) -> Bool[np.ndarray, " B"]:
 def judged(known: pd.DataFrame, groups: np.ndarray) -> dict[str, dict[str, float]]:
     """Sensitivity, specificity and predictive values of slides whose label is known, as JSON."""
     found = rates(calls(known), known["label"].to_numpy().astype(np.int64), groups)
-    names = ("value", "low", "high", "slides")
-    return {name: dict(zip(names, numbers)) for name, numbers in found.items()}
+    return {name: dict(zip(RATE, numbers)) for name, numbers in found.items()}
 
 
 def section(run: RunContents) -> Section | None:

@@ -14,7 +14,7 @@ import pandas as pd
 from gpmil.data.checks import count
 from gpmil.files.whole import write_whole
 from gpmil.models import BagClassifier
-from gpmil.runs import operating
+from gpmil.runs import operating, patients
 from gpmil.runs.contents import PatchLabels, RunContents, has_patients
 from gpmil.runs.files import EVIDENCE, LABELS
 from gpmil.runs.judge import NO_PATIENT, estimate_of
@@ -73,7 +73,7 @@ def write(
         section
         for section in (
             *(_read(run), _settings(run), _quality(run), operating.section(run)),
-            *(_errors(run), _slides(run)),
+            *(patients.section(run), _errors(run), _slides(run)),
         )
         if section is not None
     ]
