@@ -25,26 +25,29 @@ def model(cohort):
 
 
 def test_patients_of_several_slides(model, cohort, tmp_path):
-    found = patients.write_patients(Folder(tmp_path), model, cohort)["patients"]
+    patients.write_patients(Folder(tmp_path), model, cohort)
     table = pd.read_csv(tmp_path / patients.PATIENTS, dtype={"patient": str})
     whole = model.predict_patients(cohort)
     assert table["patient"].tolist() == whole.patients.tolist()
     assert table["probability"].to_numpy() == pytest.approx(whole.proba[:, 1], rel=1e-6)
-    assert found["patients"] == 15 and "auc" in found
+    run = RunContents(tmp_path, {}, pd.DataFrame(), model, {})
+    section = patients.section(run)
+    assert "patients.csv" in section.paragraphs[0]
+    assert dict(section.tables[0].rows)["patients"] == "15"
 
 
 def test_single_slides_need_no_table(model, plain, tmp_path):
-    assert patients.write_patients(Folder(tmp_path), model, plain) == {}
+    patients.write_patients(Folder(tmp_path), model, plain)
     assert not list(tmp_path.iterdir())
 
 
 def test_sections_of_the_page(model, tmp_path):
     rate = dict(zip(("value", "low", "high", "slides"), (0.9, 0.7, 0.98, 11.0)))
-    metrics = {"slides": {"operating": {"sensitivity": rate}}, "patients": {"patients": 15}}
+    metrics = {"slides": {"operating": {"sensitivity": rate}}}
     config = {"command": "predict", "model": {"settings": {"aim": "specificity=0.8"}}}
     run = RunContents(tmp_path, config, pd.DataFrame(), model, metrics)
     section = operating.section(run)
     assert "specificity=0.8" in section.paragraphs[0]
     (table,) = section.tables
     assert len(table.columns) == 3 and table.rows[0][2] == "0.900 (0.700 to 0.980), 11 slides"
-    assert "patients.csv" in patients.section(run).paragraphs[0]
+    assert patients.section(run) is None

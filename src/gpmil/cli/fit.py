@@ -74,7 +74,7 @@ def run(
         space.write("splits.csv", csv_bytes(_trained_on(bags)))
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         judged = judge_run(space.folder, read_predictions(space.folder))
-        judged |= write_patients(space, model, bags)
+        write_patients(space, model, bags)
         found = {"training": _facts(model), "note": SEEN, **judged}
         space.write(METRICS, json_bytes(found))
         write_report(space.folder)

@@ -127,7 +127,7 @@ def run(
         table = read_predictions(space.folder)
         found = judge_run(space.folder, table)
         if len(models) == 1:
-            found |= write_patients(space, next(iter(models.values())), bags)
+            write_patients(space, next(iter(models.values())), bags)
         if found:
             space.write(METRICS, json_bytes(noted | found))
         write_report(space.folder)
