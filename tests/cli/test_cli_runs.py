@@ -68,9 +68,9 @@ def test_a_run_is_a_folder(place):
     reported = {"report.html"}
     found = {name: {p.name for p in (place / name).iterdir()} for name in ("fit", "cv", "new")}
     assert found == {
-        "fit": common | {"model", "splits.csv"},
+        "fit": common | {"model", "splits.csv", "patients.csv"},
         "cv": common | reported | {"splits.csv"},
-        "new": common,
+        "new": common | {"patients.csv"},
     }
     assert {p.name for p in place.iterdir()} == {"own.csv", "fit", "cv", "new"}
 

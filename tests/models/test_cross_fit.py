@@ -425,7 +425,7 @@ def test_more_training_slides_narrow_the_interval(train, new):
 def test_without_variance_the_interval_is_the_probability(train, new):
     # u is then known: all that is left is the noise of the patches, independent at coupling 0
     certain = fitted(train, variance=1e-10, mean=-1.7, coupling=0.0)
-    low, high = certain.predict_interval(new, n_draws=5)
+    low, high = certain.predict_interval(new, n_draws=5, base_rate=False)
     p = certain.predict_proba(new)[:, 1]
     assert np.allclose(high - low, 0, atol=1e-4)
     assert np.allclose(low, p, atol=1e-4)

@@ -6,6 +6,7 @@ from scipy.stats import norm
 
 import gpmil
 from gpmil import simulate
+from gpmil.decide import calibration
 from gpmil.models import fitted
 
 D = 12
@@ -34,7 +35,7 @@ def new_slides():
 @pytest.mark.parametrize("coupling", [0.5, 10.0])
 def test_ends_are_quantiles_of_many_draws(coupling, wide, new_slides):
     model = a_model(coupling, wide)
-    low, high = model.predict_interval(new_slides[:3], level=0.9)
+    low, high = model.predict_interval(new_slides[:3], level=0.9, base_rate=False)
     for b in range(3):
         draws = interval_twin.drawn(model, new_slides[b])
         # 2,000 draws have an error of 0.005, 64 of them 0.027
@@ -69,7 +70,7 @@ def test_ends_without_ep(new_slides):
         coords=[np.array([[0, 0], [0, 1]])] * 3,
         step=1,
     )
-    low, high = model.predict_interval(few, level=0.8)
+    low, high = model.predict_interval(few, level=0.8, base_rate=False)
     for b in range(3):
         draws = interval_twin.drawn_pair(model, few[b])
         assert (draws < low[b]).mean() == pytest.approx(0.1, abs=0.025)
@@ -79,7 +80,7 @@ def test_ends_without_ep(new_slides):
 def test_one_patch_has_an_exact_interval(new_slides):
     model = a_model(1.0, True)
     single = gpmil.Bags.from_arrays([new_slides[b].features[:1] for b in range(4)])
-    low, high = model.predict_interval(single, level=0.9)
+    low, high = model.predict_interval(single, level=0.9, base_rate=False)
     for b in range(4):
         means, S = interval_twin.given_u(model, single[b], 40_000, 3)
         ends = means.mean() + np.array([-1, 1]) * norm.ppf(0.95) * means.std()
@@ -117,10 +118,10 @@ def test_intervals_hold_the_probability_and_repeat(new_slides):
 
 def test_intervals_of_a_calibrated_model_are_mapped(new_slides):
     model = a_model(1.0, True, n_bags=30, calibrated=True, n_folds=2)
-    ends = model.predict_interval(new_slides)
+    ends = model.predict_interval(new_slides, base_rate=False)
     calibrator = model.cross_fit_.calibrator
     model.cross_fit_ = None
-    for mapped, plain in zip(ends, model.predict_interval(new_slides)):
+    for mapped, plain in zip(ends, model.predict_interval(new_slides, base_rate=False)):
         assert np.allclose(mapped, calibrator.predict(logit(plain)), rtol=1e-6)
 
 
@@ -133,3 +134,57 @@ def test_intervals_in_both_tails(mean, new_slides):
     p = model.predict_proba(new_slides[:3])[:, 1]
     assert (p < 1e-4).all() if mean < 0 else (p > 0.999).all()
     assert (high < 1e-3).all() if mean < 0 else (low > 0.99).all()
+
+
+# --- What features do not tell: the level of all log odds -----------------------------------------
+
+
+@pytest.fixture(scope="module")
+def told_nothing():
+    """A model of 40 slides that has found no use for the features; 16 of them are positive."""
+    rng = np.random.default_rng(6)
+    labels = np.arange(40) < 16
+    bags = gpmil.Bags.from_arrays([rng.normal(size=(3, 2)) for _ in labels], labels=labels * 1)
+    settings = {"variance": 1e-8, "lengthscale": 1.0, "mean": norm.ppf(1 - 0.6 ** (1 / 3))}
+    return gpmil.VGPMILPR(**settings, n_inducing=5, aim="cost=1:1", random_state=0).fit(bags), bags
+
+
+def test_where_nothing_is_known_the_interval_is_that_of_the_share(told_nothing):
+    model, bags = told_nothing
+    p = model.predict_proba(bags[:2])[:, 1]
+    assert p == pytest.approx(0.4, abs=1e-3)
+    low, high = model.predict_interval(bags[:2], level=0.9)
+    deviation = 1 / np.sqrt(1 / 4 + 40 * 0.4 * 0.6)  # 1/4: the prior of the level
+    ends = logit(0.4) + np.array([-1, 1]) * norm.ppf(0.95) * deviation
+    np.testing.assert_allclose([low[0], high[0]], 1 / (1 + np.exp(-ends)), atol=2e-3)
+    assert high[0] - low[0] > 0.2  # it was 1e-4
+    process = np.stack(model.predict_interval(bags[:2], level=0.9, base_rate=False))
+    assert (process[1] - process[0] < 1e-3).all()
+    found = model.predict_all(bags[:2], level=0.9).interval
+    np.testing.assert_allclose(found, np.stack([low, high], axis=1))
+
+
+def test_the_level_is_known_from_the_slides_left_out(told_nothing):
+    model, _ = told_nothing
+    assert model.level_information_ == pytest.approx(40 * 0.4 * 0.6, rel=0.01)
+    model.level_information_ = None  # of models of earlier versions: from the numbers of slides
+    assert model._level_deviation() == pytest.approx((1 / 4 + 16 * 24 / 40) ** -0.5)
+    model.level_information_ = 9.6
+
+
+def test_intervals_of_a_share_hold_it_as_often_as_they_say():
+    rng, held = np.random.default_rng(1), []
+    for truth in (0.2, 0.5, 0.7):
+        for _ in range(300):
+            share = (rng.random(40) < truth).mean().clip(0.01, 0.99)
+            known = calibration.level_information(np.full(40, share), np.ones(40))
+            half = norm.ppf(0.95) * calibration.level_deviation(known)
+            held.append(abs(logit(share) - logit(truth)) < half)
+    assert np.mean(held) == pytest.approx(0.9, abs=0.04)
+
+
+def test_copies_of_slides_tell_nothing_new():
+    p = np.array([0.3, 0.8, 0.6, 0.1])
+    once = calibration.level_information(p, np.ones(4))
+    twice = calibration.level_information(np.repeat(p, 2), np.full(4, 2.0))
+    assert twice == pytest.approx(once)

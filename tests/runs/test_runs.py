@@ -257,6 +257,8 @@ def test_rows_are_what_the_model_says(model, cohort):
         "low",
         "high",
         "log_odds",
+        "novelty",
+        "call",
         "decision",
         "label",
     ]
@@ -268,7 +270,7 @@ def test_rows_are_what_the_model_says(model, cohort):
     assert rows["patient"].tolist() == cohort.groups.tolist()
     whole = pd.concat(tables)
     expected = model.predict_instances(cohort)
-    assert list(whole) == ["x", "y", "probability", "sd", "label"]
+    assert list(whole) == ["x", "y", "probability", "sd", "novelty", "label"]
     np.testing.assert_allclose(whole["probability"], expected.probability, rtol=1e-9)
     np.testing.assert_allclose(whole["sd"], expected.std, rtol=1e-9)
     np.testing.assert_array_equal(whole[["x", "y"]], cohort.coords)
@@ -289,12 +291,13 @@ def test_calibrated_models_decide_and_flag(cohort):
     rule = refer_rule(model, 0.3)
     asked = PredictionOptions(rate=0.23, interval_patches=0)
     rows, tables = predict(model, cohort, asked, rule)
-    accepted = rule.decide(model.predict_proba(cohort)[:, 1])
+    accepted = rule.decide(model.predict_proba(cohort)[:, 1], model.predict_novelty(cohort))
     assert (rows["decision"] == np.where(accepted, "accept", "refer")).all()
     np.testing.assert_allclose(rows["log_odds"], model.decision_function(cohort), rtol=1e-8)
     expected = model.predict_instances(cohort, rate=0.23)
     whole = pd.concat(tables)
-    assert list(whole) == ["x", "y", "probability", "sd", "p_value", "flagged", "label"]
+    names = ["x", "y", "probability", "sd", "p_value", "flagged", "novelty", "label"]
+    assert list(whole) == names
     np.testing.assert_allclose(whole["p_value"], expected.p_value)
     np.testing.assert_array_equal(whole["flagged"], expected.flagged.astype(int))
     # What was calibrated at one coupling does not hold at another.

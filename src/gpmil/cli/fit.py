@@ -19,6 +19,7 @@ from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions
 from gpmil.runs.judge import judge_run
 from gpmil.runs.learned import LEARNED, in_words, learned
 from gpmil.runs.page import write as write_report
+from gpmil.runs.patients import write_patients
 from gpmil.runs.predict import PredictionOptions, batches, predict_in_batches
 from gpmil.runs.workspace import csv_bytes, workspace
 from gpmil.show.report import RESEARCH
@@ -32,7 +33,7 @@ CONTEXT = (
 FACTS = (
     *LEARNED,
     *("loo_log_likelihood_", "inducing_from_lesions_", "n_iter_", "residual_", "converged_"),
-    *("n_epochs_", "best_epoch_", "n_rounds_"),
+    *("n_epochs_", "best_epoch_", "n_rounds_", "threshold_", "operating_point_"),
 )
 
 
@@ -73,6 +74,7 @@ def run(
         space.write("splits.csv", csv_bytes(_trained_on(bags)))
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         judged = judge_run(space.folder, read_predictions(space.folder))
+        write_patients(space, model, bags)
         found = {"training": _facts(model), "note": SEEN, **judged}
         space.write(METRICS, json_bytes(found))
         write_report(space.folder)
@@ -100,6 +102,13 @@ def _say(model: BagClassifier, out: Path) -> None:
     print_line(f"{type(model).__name__}: {shown}" if shown else type(model).__name__)
     if score is not None:
         print_line(f"Mean log likelihood of a slide left out of the fit: {score:.4g}")
+    point = getattr(model, "operating_point_", None)
+    if point is not None:
+        reached = (f"{name} {rate[0]:.3f}" for name, rate in point["rates"].items())
+        print_line(
+            f"Called positive above {point['threshold']:.3g} (aim: {point['aim']}; by "
+            f"{point['basis']}): {', '.join(reached)}"
+        )
     if getattr(model, "slide_context_", 0) > 0:
         print_line(CONTEXT)
     if getattr(model, "converged_", True) is False:

@@ -24,6 +24,7 @@ from gpmil.runs.files import CARD, METRICS, PREDICTIONS, read_config, read_predi
 from gpmil.runs.judge import judge_run
 from gpmil.runs.naming import NO_CALLS
 from gpmil.runs.page import write as write_report
+from gpmil.runs.patients import write_patients
 from gpmil.runs.predict import PredictionOptions, batches, predict_in_batches, with_coupling
 from gpmil.runs.workspace import csv_bytes, workspace
 from gpmil.show.report import RESEARCH
@@ -129,6 +130,8 @@ def run(
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         table = read_predictions(space.folder)
         found = judge_run(space.folder, table)
+        if len(models) == 1:
+            write_patients(space, next(iter(models.values())), bags)
         if found:
             space.write(METRICS, json_bytes(noted | found))
         write_report(space.folder)

@@ -5,6 +5,7 @@ subset go to another file.
 """
 
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -99,3 +100,19 @@ def count_not_finite(features: np.ndarray) -> Int[np.ndarray, " n"]:
         if not finite.all():
             bad[start : start + step] = (~finite).sum(axis=1)
     return bad
+
+
+def batches(sizes: Int[np.ndarray, " B"], most: int = 20_000) -> Iterator[Int[np.ndarray, " b"]]:
+    """Bags in order, about `most` instances at a time; the same for the same cohort.
+
+    >>> [b.tolist() for b in batches(np.array([3, 4, 9, 1]), most=8)]
+    [[0, 1], [2], [3]]
+    """
+    start, total = 0, 0
+    for b, n in enumerate(sizes):
+        if total and total + n > most:
+            yield np.arange(start, b)
+            start, total = b, 0
+        total += int(n)
+    if start < len(sizes):
+        yield np.arange(start, len(sizes))

@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from gpmil.data.checks import listed
 from gpmil.data.folds import zero_one
 from gpmil.decide.checks import check_share, refuse_nan
+from gpmil.decide.intervals import independent
 
 logger = getLogger("gpmil")
 NEEDED = 5  # bags of each class, to calibrate slides
@@ -93,6 +94,40 @@ def interval(
     """
     low, high = np.quantile(draws, tails(level), axis=0)
     return low, high
+
+
+LEVEL_PRIOR = 2.0  # deviation of the level of the log odds before any slide is seen
+
+
+def level_information(
+    probability: Float[np.ndarray, " B"], rows: Float[np.ndarray, " units"]
+) -> float:
+    """What slides not seen tell of the level of the log odds: sum of p (1 - p), as a logistic
+    regression with a free intercept has it, less where patients have several of the `rows`.
+
+    >>> level_information(np.array([0.5, 0.5, 0.9]), np.ones(3))
+    0.59
+    """
+    p = np.asarray(probability, dtype=float)
+    return float((p * (1 - p)).sum() * independent(rows) / len(p))
+
+
+def level_deviation(information: float) -> float:
+    """Of the level of the log odds, given what slides tell of it."""
+    return float((LEVEL_PRIOR**-2 + information) ** -0.5)
+
+
+def widened(ends: Float[np.ndarray, "B 2"], half: float) -> Float[np.ndarray, "B 2"]:
+    """Intervals of log odds, to which something independent with this half width is added.
+
+    >>> widened(np.array([[-3.0, 3.0], [1.0, 1.0]]), 4.0)
+    array([[-5.,  5.],
+           [-3.,  5.]])
+    """
+    middle, own = ends.mean(1), (ends[:, 1] - ends[:, 0]) / 2
+    # half widths of independent normal variables add up in squares
+    both = np.sqrt(own**2 + half**2)
+    return np.stack([middle - both, middle + both], axis=1)
 
 
 def tails(level: float) -> tuple[float, float]:

@@ -90,10 +90,20 @@ class ReferRule:
             logger.warning("%s", rule)
         return rule
 
-    def decide(self, probability: Float[np.ndarray, " B"]) -> Bool[np.ndarray, " B"]:
-        """True: accept the likelier class. False: refer the slide to somebody."""
+    def decide(
+        self, probability: Float[np.ndarray, " B"], novelty: Float[np.ndarray, " B"] | None = None
+    ) -> Bool[np.ndarray, " B"]:
+        """True: accept the likelier class. False: refer the slide to somebody.
+
+        A slide whose novelty is above 1 lies beyond the training range and is never accepted,
+        however sure the model is; the bound on the error says nothing of such slides. Where
+        novelty is not known (nan) confidence alone decides.
+        """
         conf = confidence(probability)
-        return np.zeros(len(conf), dtype=bool) if self.threshold is None else conf >= self.threshold
+        if self.threshold is None:
+            return np.zeros(len(conf), dtype=bool)
+        beyond = np.zeros(len(conf), dtype=bool) if novelty is None else np.asarray(novelty) > 1
+        return (conf >= self.threshold) & ~beyond
 
     @property
     def needed(self) -> int:

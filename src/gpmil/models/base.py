@@ -39,6 +39,7 @@ class InstancePredictions:
     flagged: Bool[np.ndarray, " N"] | None = None
     doubt: Float[np.ndarray, " N"] | None = None  # of f_i: 0 known, 1 as before any slide
     unlike: Float[np.ndarray, " N"] | None = None  # see `gpmil.decide.unlike`
+    novelty: Float[np.ndarray, " N"] | None = None  # above 1: beyond 99 % of the training patches
 
     def __len__(self) -> int:
         return len(self.probability)
@@ -74,9 +75,10 @@ class Predictions:
     proba: Float[np.ndarray, "B 2"]  # as predict_proba
     instances: InstancePredictions | None  # None: the model has no probability for an instance
     interval: Float[np.ndarray, "B 2"]  # of proba[:, 1]; nan where not asked for, or not known
+    novelty: Float[np.ndarray, " B"] | None = None  # above 1: beyond the training slides; or nan
 
 
-OPTIONAL = ("p_value", "flagged", "doubt", "unlike")
+OPTIONAL = ("p_value", "flagged", "doubt", "unlike", "novelty")
 
 
 def _axes(bags: Bags) -> int:

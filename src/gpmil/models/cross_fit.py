@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.special import expit
 
 from gpmil.data.bags import Bags
 from gpmil.data.folds import folds
@@ -85,7 +86,9 @@ class CrossFit:
         scores = np.empty(bags.n_instances)
         for k in range(n_folds):
             logger.info("cross-fitting: model %d of %d", k + 1, n_folds)
-            models.append(model.with_settings_fixed().fit(bags[fold != k], labels[fold != k]))
+            models.append(model.with_settings_fixed())
+            models[k].learns_range = False  # what is novel is asked of the model itself
+            models[k].fit(bags[fold != k], labels[fold != k])
             found = models[k].predict_all(bags[fold == k])
             odds[fold == k] = log_odds(found.log_proba_negative)
             scores[fold[bags.bag_index] == k] = suspicion(found.instances)
@@ -127,6 +130,13 @@ class CrossFit:
             others = SlideCalibrator.fit(self.log_odds[~inside], self.labels[~inside])
             p[inside] = others.predict(self.log_odds[inside])
         return p
+
+    def held_out(self) -> Float[np.ndarray, " B"]:
+        """P(y = 1) out of fold: calibrated where the model is and enough bags are there."""
+        fewest = [np.bincount(self.labels[self.fold != k], minlength=2).min() for k in self.fold]
+        if self.calibrator is not None and min(fewest) >= NEEDED:
+            return self.probability()
+        return expit(self.log_odds)
 
     def p_values(self, bags: Bags, weights: str) -> Float[np.ndarray, " N"]:
         """Conformal p-values; a bag of the training cohort only meets the model without it."""

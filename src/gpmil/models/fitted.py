@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from scipy.special import ndtr, ndtri
+from scipy.special import expit, logit, ndtr, ndtri
 from sklearn.utils.validation import check_is_fitted
 
 from gpmil.coupling.operator import Dense, dense_parts, parts, sparse_precision
@@ -27,7 +27,8 @@ from gpmil.models.base import (
 from gpmil.models.checks import count, number, require_numbers, share
 from gpmil.models.cross_fit import Marks
 from gpmil.models.saved_checks import Array, or_none, strength, trials
-from gpmil.models.with_context import ContextGP, SlideEvidence
+from gpmil.models.with_context import SlideEvidence
+from gpmil.models.with_threshold import DecidingGP
 from gpmil.moments import orthant
 from gpmil.moments.orthant import Expansion
 from gpmil.moments.orthant_large import LargeSlide, log_orthant_large
@@ -37,6 +38,7 @@ from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, joint, margi
 logger = logging.getLogger("gpmil")
 CPU = torch.device("cpu")
 LARGE = 1500  # instances per bag above which dense matrices cost more than sparse ones on a CPU
+WITHIN = (np.finfo(float).tiny, np.nextafter(1.0, 0.0))  # probabilities whose log odds are finite
 HUGE = 5000  # instances per bag above which an interval is expanded once, not at both of its ends
 
 
@@ -119,17 +121,17 @@ def _dense_ends(
     return _ends_from_tails(expand, orthant.slope(mu, S, bag.mask, G, effect=effect), below)
 
 
-class FittedGP(ContextGP):
+class FittedGP(DecidingGP):
     """What a model knows once it is fitted, and what it says of bags."""
 
-    ARRAYS = ContextGP.ARRAYS | {"evidence_trace_": Array(("steps",), "trace", optional=True)}
-    NUMBERS = ContextGP.NUMBERS | {
+    ARRAYS = DecidingGP.ARRAYS | {"evidence_trace_": Array(("steps",), "trace", optional=True)}
+    NUMBERS = DecidingGP.NUMBERS | {
         "coupling_": strength,
         "slide_effect_": partial(number, least=0),
         "loo_log_likelihood_": or_none(number),
         "tuning_trace_": or_none(trials),
     }
-    LATER: ClassVar[dict[str, dict[str, Any]]] = {
+    LATER: ClassVar[dict[str, dict[str, Any]]] = DecidingGP.LATER | {
         "slide_effect": {"slide_effect_": 0.0},
         "slide_context": with_context.WITHOUT,
     }
@@ -156,7 +158,8 @@ class FittedGP(ContextGP):
         """
         bags = self._check_predictable(bags)
         marks = Marks(rate, within, weights)
-        return self._marked(self._instances(bags), marks)
+        found = replace(self._instances(bags), novelty=self._novelty(bags)[0])
+        return self._marked(found, marks)
 
     def _marked(self, found: InstancePredictions, marks: Marks) -> InstancePredictions:
         """With doubts; and with p-values and flags, where the model was fitted with them."""
@@ -234,11 +237,13 @@ class FittedGP(ContextGP):
         if below is not None:
             most = np.inf if interval_size is None else interval_size
             interval = self._interval(bags, bags.sizes <= most, below, device)
-        instances = self._marked(InstancePredictions(ndtr(mean / std), mean, std, bags), marks)
+        far, novelty = self._novelty(bags)
+        instances = InstancePredictions(ndtr(mean / std), mean, std, bags, novelty=far)
+        instances = self._marked(instances, marks)
         found = self._predictions(log_p, error, instances, interval)
         if self.cross_fit_ is not None:
             instances = self.cross_fit_.compared(instances, found.proba[:, 1])
-        return replace(found, instances=instances)
+        return replace(found, instances=instances, novelty=novelty)
 
     def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
         if self.cross_fit_ is None or self.cross_fit_.calibrator is None:
@@ -250,7 +255,8 @@ class FittedGP(ContextGP):
         """When a slide may be accepted without a second look: error at most alpha among those.
 
         With probability 1 - delta; from out-of-fold predictions of the training bags, patients
-        as units where the bags had groups. `rule.decide(model.predict_proba(bags)[:, 1])`.
+        as units where the bags had groups.
+        `rule.decide(model.predict_proba(bags)[:, 1], model.predict_novelty(bags))`.
         """
         check_is_fitted(self)
         share("alpha", alpha)
@@ -265,12 +271,13 @@ class FittedGP(ContextGP):
         return ReferRule.fit(known.probability(), known.labels, alpha, delta, groups)
 
     def predict_interval(
-        self, bags, *, level: float = 0.9, n_draws: int | None = None
+        self, bags, *, level: float = 0.9, n_draws: int | None = None, base_rate: bool = True
     ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
-        """Where P(y = 1 | u) lies with probability `level`, u drawn from q(u).
+        """Where P(y = 1) lies with probability `level`, of all that more bags could still change.
 
-        What is left then is the randomness of the patches; the width says how much more bags like
-        these could still move the probability.
+        That is the process, u drawn from q(u), and the level of all log odds, which settings and
+        calibration have from a few bags; `base_rate=False` leaves the level as it is: the interval
+        of P(y = 1 | u), which says nothing of bags that the features do not tell apart.
 
         Both ends come from the log odds expanded to second order at u that are likely there: no
         draws, a few times the cost of the prediction. On a CPU bags of more than 5,000 instances
@@ -284,26 +291,30 @@ class FittedGP(ContextGP):
         if n_draws is not None:
             count("n_draws", n_draws, least=2)
             draws = self._draws(bags, int(n_draws), device)
-            low, high = calibration.interval(draws, level)
-            return low, high
-        low, high = self._interval(bags, np.ones(len(bags), dtype=bool), below, device).T
+            drawn = np.clip(np.stack(calibration.interval(draws, level), axis=1), *WITHIN)
+            ends = logit(drawn)
+        else:
+            ends = self._ends(bags, np.ones(len(bags), dtype=bool), below, device)
+        low, high = self._probable(ends, below if base_rate else None).T
         return low, high
+
+    def _probable(
+        self, ends: Float[np.ndarray, "B 2"], below: float | None
+    ) -> Float[np.ndarray, "B 2"]:
+        """From log odds given u; wider by what is not known of their level, unless it is."""
+        half = 0.0 if below is None else -ndtri(below) * self._level_deviation()
+        return expit(calibration.widened(ends, half))
 
     def _interval(
         self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
     ) -> Float[np.ndarray, "B 2"]:
-        """The ends that P(y = 1 | u) is below, and above, with this probability; nan for others."""
-        ends = self._ends(bags, wanted, below, device)
-        # log P(all negative) = -log(1 + exp(log odds))
-        ends[wanted] = -np.expm1(self._calibrate(-np.logaddexp(0, ends[wanted].ravel()))).reshape(
-            -1, 2
-        )
-        return ends
+        """The ends of `predict_interval`; nan for others."""
+        return self._probable(self._ends(bags, wanted, below, device), below)
 
     def _ends(
         self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
     ) -> Float[np.ndarray, "B 2"]:
-        """The same of the log odds."""
+        """Log odds, calibrated, that are below, and above, given u, with this probability."""
         large = _too_large(bags, device)
         ends = np.full((len(bags), 2), np.nan)
         with torch.no_grad():
@@ -314,6 +325,9 @@ class FittedGP(ContextGP):
                 ends[part.bags] = np.stack(_dense_ends(bag, q, self.mean_, below), 1)
             for b in np.flatnonzero(wanted & large):
                 ends[b] = self._large_ends(bags[int(b)], predictor, strength, below)
+        # log P(all negative) = -log(1 + exp(log odds))
+        log_p = self._calibrate(-np.logaddexp(0, ends[wanted].ravel()))
+        ends[wanted] = log_odds(log_p).reshape(-1, 2)
         return ends
 
     def _dense(

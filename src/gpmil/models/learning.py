@@ -30,8 +30,8 @@ from gpmil.inference.tuning import Space
 from gpmil.models.base import resolve_device, training_labels
 from gpmil.models.checks import is_word
 from gpmil.models.cross_fit import suspicion
-from gpmil.models.fitted import FittedGP
 from gpmil.models.sparse import DTYPES, TrainingCohort
+from gpmil.models.with_patients import PatientGP
 from gpmil.process.kernels import Kernel
 from gpmil.process.sparse_gp import SparseGP
 
@@ -183,7 +183,7 @@ def spared(names: list[str], has_geometry: bool) -> str | None:
     return "slide_effect" if "slide_effect" in names and not has_geometry else None
 
 
-class TunedGP(FittedGP):
+class TunedGP(PatientGP):
     """A model whose settings may be "auto": learned from the labels of the bags."""
 
     n_iter_: int
@@ -353,6 +353,7 @@ class TunedGP(FittedGP):
         first.coupling, first.kernel = min(self.coupling_, strength), "rbf"
         first.inducing, first.moments, first.solver = self.inducing_points_, "diagonal", "direct"
         first.optimize, first.calibrated, first.flags = (), False, False
+        first.aim, first.learns_range = "equal odds", False
         first.slide_effect, first.slide_context, first.instance_labels = 0.0, 0.0, "ignore"
         return suspicion(first.fit(bags, labels).predict_instances(bags))
 

@@ -93,6 +93,11 @@ class VGPMILPR(TeachableGP):
         together), at the settings of this one. With `calibrated` their predictions of what they
         have not seen calibrate `predict_proba`, and `refer_rule` is there; with `flags`
         `predict_instances` gives p-values and marks patches at a false discovery rate.
+    aim : "equal odds", "sensitivity=0.95", "specificity=0.9" or "cost=5:1"
+        What `predict` calls positive: the likelier class; or above a threshold that reaches this
+        sensitivity or specificity, or costs least (of a false negative : a false positive), on
+        bags left out of the fit, or out of fold with `calibrated` or `flags`. It is kept in
+        `threshold_`, and what it reached in `operating_point_`.
     max_iter, tol : int, float
         Most steps of the solver; relative residual at which it has converged.
     random_state : int, Generator or None
@@ -135,6 +140,7 @@ class VGPMILPR(TeachableGP):
     calibrated: Any = False
     flags: Any = False
     n_folds: Any = 5
+    aim: Any = "equal odds"
     max_iter: Any = 200
     tol: Any = 1e-10
     random_state: Any = None
@@ -193,8 +199,10 @@ class VGPMILPR(TeachableGP):
         if is_word(self.inducing, "lesions"):
             found = self._add_points_on_lesions(found, cohort, labels, device)
         self._keep_level(self._gp(device), found.q, slides)
+        self._learn_range(bags, device)
         if bags is not None and fold is not None:
             self.cross_fit_ = CrossFit.fit(self, bags, labels, fold, bool(self.calibrated))
+        self._keep_operating_point(found.left_out, self.cross_fit_, labels, facts.groups)
 
     def _fit_at_points(
         self, cohort: TrainingCohort, labels: np.ndarray, device: torch.device
@@ -203,6 +211,7 @@ class VGPMILPR(TeachableGP):
         problem = self._problem(gp, cohort)
         q, left_out = self._settle(gp, problem), None
         judged = self.tuning_trace_ is not None or is_word(self.inducing, "lesions")
+        judged = judged or (self._aims() and not (self.calibrated or self.flags))
         if judged and is_small(cohort.whole.sizes):
             left_out = self._left_out(cohort, labels, problem, q.w)
         if left_out is not None:  # that of the fit itself, with its solver
@@ -245,6 +254,7 @@ class VGPMILPR(TeachableGP):
             "mean": self.mean_,
             "calibrated": False,
             "flags": False,
+            "aim": "equal odds",
             "optimize": (),
         }
         if self.variance_ is not None:
@@ -301,6 +311,7 @@ class VGPMILPR(TeachableGP):
         word_or_number("slide_effect", self.slide_effect, ("auto",), least=0)
         self._check_slide_context()
         self._check_teaching()
+        self._check_aim()
         one_of("dtype", self.dtype, ("auto", *DTYPES))
         one_of("store", self.store, STORES)
         if np.ndim(self.lengthscale) != 1:

@@ -31,6 +31,7 @@ FARTHEST = 1e10  # positions, whatever their unit: slides have some 1e5 pixels
 STEPS = (1e-6, FARTHEST)  # distances of patches, and their sides
 TRUTH = {"true": "1", "false": "0"}
 MARK = {"accept", "refer", ""}
+RATE = ["value", "low", "high", "slides"]
 ESTIMATE = ("value", "low", "high", "level", "n", "n_undefined")
 
 
@@ -70,6 +71,8 @@ SLIDE_COLUMNS = {
     "log_odds": Range(),  # of a certainty infinite
     "evidence_patches": Range(),
     "evidence_slide": Range(),
+    "novelty": Range(0, 1e300),
+    "call": Range(only=(0, 1)),
     "label": Range(only=(0, 1)),
 }
 PATCH_COLUMNS = {
@@ -83,6 +86,7 @@ PATCH_COLUMNS = {
     "flagged": Range(only=(0, 1)),
     "doubt": SHARE,
     "unlike": SHARE,
+    "novelty": Range(0, 1e300),
     "label": Range(only=(-1, 0, 1)),
 }
 
@@ -365,6 +369,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_rate(rate: Any) -> bool:
+    return isinstance(rate, dict) and list(rate) == RATE and all(map(_is_number, rate.values()))
+
+
 def read_metrics(file: Path) -> dict[str, Any]:
     """metrics.json; empty where there is none."""
     if not file.exists():
@@ -386,6 +394,9 @@ def _check_metrics(part: Any, what: str, file: Path) -> None:
     metrics = part.get("metrics") if isinstance(part, dict) else None
     if not isinstance(metrics, dict):
         raise BadFile(f'{file}: expected "metrics" of {what}, found {part!r:.60}.')
+    rates = part.get("operating", {})
+    if not isinstance(rates, dict) or not all(_is_rate(rate) for rate in rates.values()):
+        raise BadFile(f'{file}: expected rates as "operating" of {what}, found {rates!r:.60}.')
     if what == "patches" and not isinstance(part.get("decided"), str):
         raise BadFile(f'{file}: expected "decided" of {what}, found {part.get("decided")!r:.60}.')
     for name, estimate in metrics.items():

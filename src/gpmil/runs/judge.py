@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from gpmil.decide import metrics
+from gpmil.runs import operating
 from gpmil.runs.files import coupling_folder, patch_path, read_patches
 
 RESAMPLES = 1000
@@ -53,7 +54,10 @@ def _slide_metrics(known: pd.DataFrame) -> dict[str, Any]:
     groups = known["group"].to_numpy()
     labels = known["label"].to_numpy().astype(np.int64)
     probability = known["probability"].to_numpy()
-    estimates = metrics.bag_metrics(labels, probability, groups=groups, n_bootstrap=RESAMPLES)
+    called = operating.calls(known)
+    estimates = metrics.bag_metrics(
+        labels, probability, decision=called, groups=groups, n_bootstrap=RESAMPLES
+    )
     by_patient = bool((known["patient"] != "").any())
     found: dict[str, Any] = {
         "predictions": len(known),
@@ -63,10 +67,11 @@ def _slide_metrics(known: pd.DataFrame) -> dict[str, Any]:
         "positive": int(labels.sum()),
         "resamples": RESAMPLES,
         "metrics": _plain(estimates),
+        "operating": operating.judged(known, groups),
     }
     accepted = (known["decision"] == "accept").to_numpy()
     if (known["decision"] != "").any():
-        wrong = accepted & ((probability > 0.5) != (labels == 1))
+        wrong = accepted & (called != (labels == 1))
         found["decisions"] = {"accepted": int(accepted.sum()), "wrong": int(wrong.sum())}
     return found
 

@@ -46,8 +46,9 @@ def shown(p: float) -> str:
 
 
 def is_positive(row: Row) -> bool:
-    """Whether a slide is called positive."""
-    return bool(row["log_odds"] > 0)
+    """Whether a slide is called positive; earlier versions called the likelier class."""
+    call = row.get("call", math.nan)
+    return bool(call == 1 if call in (0, 1) else row["log_odds"] > 0)
 
 
 def called(row: Row, words: tuple[str, str] = (NEGATIVE, POSITIVE)) -> str:

@@ -15,6 +15,7 @@ from gpmil.data.checks import count
 from gpmil.decide.unlike import ANSWERS
 from gpmil.files.whole import write_whole
 from gpmil.models import BagClassifier
+from gpmil.runs import operating, patients
 from gpmil.runs.contents import PatchLabels, RunContents, has_patients
 from gpmil.runs.files import EVIDENCE, LABELS
 from gpmil.runs.judge import NO_PATIENT, estimate_of
@@ -33,6 +34,11 @@ CONTEXT = (
     "Evidence is in log odds, patches and slide add up to those of the model before calibration. "
     "A large part of the slide may be stain or site as well as disease, and one more benign patch "
     "may lower a slide's probability."
+)
+NOVELTY = (
+    "Novelty says how unlike the training slides a slide is, by features alone: above 1 it lies "
+    "beyond their range. {} of {} slides do: what the model says of them is a guess, and none of "
+    "them is accepted."
 )
 SLIDE_METRICS = {
     "accuracy": "accuracy",
@@ -67,7 +73,10 @@ def write(
     run = RunContents.read(Path(folder), slides, metrics, patch_labels, given)
     sections = [
         section
-        for section in (_read(run), _settings(run), _quality(run), _errors(run), _slides(run))
+        for section in (
+            *(_read(run), _settings(run), _quality(run), operating.section(run)),
+            *(patients.section(run), _errors(run), _slides(run)),
+        )
         if section is not None
     ]
     name = run.config.get("model", {}).get("class", "") or "gpmil"
@@ -100,7 +109,7 @@ def _wrong_words(run: RunContents) -> str:
 
 
 def _wrong(known: pd.DataFrame) -> pd.Series:
-    return (known["log_odds"] > 0) != (known["label"] == 1)
+    return operating.calls(known) != (known["label"] == 1)
 
 
 # --- What was read, what was learned --------------------------------------------------------------
@@ -240,7 +249,7 @@ def _patch_table(found: dict[str, Any], by: str, rate: float | None) -> Table:
 
 
 def _confusion(known: pd.DataFrame, words: tuple[str, str]) -> Table:
-    wrong = pd.crosstab(known["label"] == 1, known["log_odds"] > 0)
+    wrong = pd.crosstab(known["label"] == 1, operating.calls(known) == 1)
     counts = wrong.reindex(index=[False, True], columns=[False, True], fill_value=0).to_numpy()
     rows = [[f"is {word}", *map(str, own)] for word, own in zip(words, counts.tolist())]
     return Table(["", *(f"called {word}" for word in words)], rows, "Slides.", text=[""])
@@ -345,6 +354,9 @@ def _slides(run: RunContents) -> Section | None:
     words = ["The least certain first."]
     if set(EVIDENCE) <= set(run.slides):
         words.append(CONTEXT)
+    if "novelty" in run.slides and run.slides["novelty"].notna().any():
+        beyond = run.slides[run.slides["novelty"] > 1]["slide"].nunique()
+        words.append(NOVELTY.format(beyond, run.slides["slide"].nunique()))
     if more > 0:
         words.append(f"{more:,} more are in predictions.csv.")
     drawn = _worst(run)["slide"].unique()[:SHOWN_ERRORS] if len(run.known) else []
@@ -357,13 +369,16 @@ def _slide_table(slides: pd.DataFrame, names: tuple[str, str]) -> Table:
     optional = ("coupling", "repeat", "patient", "label", "decision")
     shown_columns = ["slide", *(c for c in optional if c in slides and _said(slides[c]))]
     split = [c for c in EVIDENCE if c in slides]
-    columns = [*shown_columns, "probability", "interval", *(c.replace("_", ": ") for c in split)]
+    far = ["novelty"] if "novelty" in slides and _said(slides["novelty"]) else []
+    evidence = (c.replace("_", ": ") for c in split)
+    columns = [*shown_columns, "probability", "interval", *evidence, *far]
     rows = [
         [
             *(_cell(row, c, names) for c in shown_columns),
             shown(row["probability"]),
             interval(row),
             *(f"{row[c]:+.2f}" for c in split),
+            *("" if pd.isna(row[c]) else f"{row[c]:.2f}" for c in far),
         ]
         for _, row in slides.iterrows()
     ]

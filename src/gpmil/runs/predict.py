@@ -4,15 +4,15 @@ import copy
 import gzip
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Int
 
 from gpmil.data.bags import Bags
+from gpmil.data.rows import batches
 from gpmil.decide.refer import ReferRule
 from gpmil.models import BagClassifier, InstancePredictions
 from gpmil.models.base import Predictions
@@ -108,18 +108,23 @@ def predict(
     found = model.predict_all(
         bags, rate=asked.rate, level=LEVEL, interval_size=asked.interval_patches
     )
-    decision = np.full(len(bags), "", dtype=object)
+    p, decision = found.proba[:, 1], np.full(len(bags), "", dtype=object)
+    call = p > getattr(model, "threshold_", 0.5)
     if rule is not None:
-        decision[:] = np.where(rule.decide(found.proba[:, 1]), "accept", "refer")
+        # the rule is about the likelier class: where another aim calls the other one, a person does
+        accepted = rule.decide(p, found.novelty) & (call == (p > 0.5))
+        decision[:] = np.where(accepted, "accept", "refer")
     rows = pd.DataFrame(
         {
             "slide": bags.names.astype(str),
             "patient": "" if bags.groups is None else bags.groups.astype(str),
-            "probability": found.proba[:, 1],
+            "probability": p,
             "low": found.interval[:, 0],
             "high": found.interval[:, 1],
             "log_odds": found.log_odds,
             **evidence(model, bags, found),
+            **({} if found.novelty is None else {"novelty": found.novelty}),
+            "call": call.astype(np.int64),
             "decision": decision,
             "label": [str(y) if y >= 0 else "" for y in bags.labels],
         }
@@ -154,19 +159,3 @@ def write_patches(
     for slide, frame in zip(slides, tables):
         name = patch_path(Path(), str(slide), under)
         space.write(str(name), gzip.compress(csv_bytes(frame), mtime=0))
-
-
-def batches(sizes: Int[np.ndarray, " B"], most: int = 20_000) -> Iterator[Int[np.ndarray, " b"]]:
-    """Slides in order, about `most` patches at a time; the same for the same cohort.
-
-    >>> [b.tolist() for b in batches(np.array([3, 4, 9, 1]), most=8)]
-    [[0, 1], [2], [3]]
-    """
-    start, total = 0, 0
-    for b, n in enumerate(sizes):
-        if total and total + n > most:
-            yield np.arange(start, b)
-            start, total = b, 0
-        total += int(n)
-    if start < len(sizes):
-        yield np.arange(start, len(sizes))

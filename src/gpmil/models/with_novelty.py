@@ -1,0 +1,112 @@
+"""Novelty: what a model keeps of its training cohort, to say how unlike it other slides are."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from gpmil.data.bags import Bags
+from gpmil.data.rows import batches
+from gpmil.files.persistence import ARRAYS as FILE
+from gpmil.models import saved_checks
+from gpmil.models.base import resolve_device
+from gpmil.models.saved_checks import Array, Damaged
+from gpmil.models.with_context import ContextGP
+from gpmil.process.novelty import LEVELS, MOST_PATCHES, MOST_SLIDES, Seen, evenly
+
+logger = logging.getLogger("gpmil")
+SEEN = {
+    "novelty_precision_": "R",
+    "novelty_mean_": "mean",
+    "novelty_slides_": "slides",
+    "novelty_patches_": "patches",
+    "novelty_scores_": "scores",
+    "novelty_count_": "count",
+}
+UNKNOWN = (
+    "novelty is not known: the model was fitted by an earlier gpmil, over partitions, or to fewer "
+    "than 10 slides (3 patients). Far slides are not told from others."
+)
+
+
+class NovelGP(ContextGP):
+    """A Gaussian-process model that knows what it has seen."""
+
+    ARRAYS = ContextGP.ARRAYS | {
+        "novelty_precision_": Array(("M", "M"), "precision", optional=True),
+        "novelty_mean_": Array(("M",), "finite", optional=True),
+        "novelty_slides_": Array(("S", "M"), "finite", optional=True),
+        "novelty_patches_": Array((len(LEVELS),), "finite", optional=True),
+        "novelty_scores_": Array(("S", 2), "positive", optional=True),
+        "novelty_count_": Array((1,), "positive", optional=True),
+    }
+    learns_range = True
+    """Whether fit keeps what novelty is measured by; set it before. It is not saved."""
+
+    novelty_precision_: np.ndarray | None  # None: novelty is not known, as are those below
+    novelty_mean_: np.ndarray | None
+    novelty_slides_: np.ndarray | None
+    novelty_patches_: np.ndarray | None
+    novelty_scores_: np.ndarray | None
+    novelty_count_: np.ndarray | None
+
+    def predict_novelty(self, bags) -> Float[np.ndarray, " B"]:
+        """How unlike the training slides each bag is; above 1 it is beyond their range.
+
+        The range is that of the training slides, each judged without its patient, less the odd
+        ones among them (process/novelty.py). Nan where it is not known. What the model says of a
+        slide beyond is a guess, and `refer_rule` accepts none of them.
+        """
+        return self._novelty(self._check_predictable(bags))[1]
+
+    def _learn_range(self, bags: Bags | None, device: torch.device) -> None:
+        """Keep what was seen, of cohorts in one place."""
+        seen = None
+        if bags is not None and self.learns_range:
+            chosen = evenly(len(bags), MOST_SLIDES)
+            groups = np.arange(len(bags)) if bags.groups is None else bags.groups
+            slides = [self._looked_at(bags, int(b), device) for b in chosen]
+            patient = np.unique(np.asarray(groups)[chosen], return_inverse=True)[1]
+            seen = Seen.learn(self._gp(device), slides, patient)
+        for name, part in SEEN.items():
+            value = getattr(seen, part, None)
+            setattr(self, name, value.cpu().numpy() if isinstance(value, torch.Tensor) else value)
+
+    def _looked_at(self, bags: Bags, b: int, device: torch.device) -> torch.Tensor:
+        """The kernel inputs of a slide, of a large one evenly spaced patches."""
+        rows = bags.offsets[b] + evenly(int(bags.sizes[b]), MOST_PATCHES)
+        return self._inputs(bags.features[rows], device)
+
+    def _novelty(
+        self, bags: Bags
+    ) -> tuple[Float[np.ndarray, " N"] | None, Float[np.ndarray, " B"]]:
+        """Of patches (None where it is not known) and of slides."""
+        seen = self._seen(device := resolve_device(self.device))
+        if seen is None:
+            self._say_once([UNKNOWN] if self.learns_range else [])
+            return None, np.full(len(bags), np.nan)
+        patches, slides = np.empty(bags.n_instances), np.empty(len(bags))
+        with torch.no_grad():
+            gp = self._gp(device)
+            for some in batches(bags.sizes):
+                own = slice(bags.offsets[some[0]], bags.offsets[some[-1] + 1])
+                x = self._inputs(bags.features[own], device)
+                patches[own], slides[some] = seen.of(gp, x, bags.sizes[some])
+        return patches, slides
+
+    def _seen(self, device: torch.device) -> Seen | None:
+        kept: dict[str, Any] = {part: getattr(self, name) for name, part in SEEN.items()}
+        if kept["R"] is None:
+            return None
+        tensors = {
+            name: torch.from_numpy(kept[name]).to(device) for name in ("R", "mean", "slides")
+        }
+        return Seen(**(kept | tensors))
+
+    def _check_sizes(self, sizes: saved_checks.Symbols) -> None:
+        super()._check_sizes(sizes)
+        lacking = [name for name in SEEN if getattr(self, name) is None]
+        if lacking and len(lacking) < len(SEEN):
+            raise Damaged(f"{FILE}: {lacking[0]}: expected with the others of novelty_")

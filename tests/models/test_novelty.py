@@ -1,0 +1,141 @@
+"""Novelty: against its naive twin; far slides are told, refused, and own ones are not."""
+
+import numpy as np
+import pytest
+import torch
+from oracles import model as oracle
+from oracles import novelty as naive
+from synthetic import pri, small_cohort
+
+import gpmil
+from gpmil.decide.refer import ReferRule
+from gpmil.files import persistence
+from gpmil.models.with_novelty import SEEN
+from gpmil.process import novelty
+from gpmil.runs.predict import PredictionOptions, predict
+
+VARIANCE, LENGTH = 2.3, 1.8
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    bags = small_cohort(seed=4, n_bags=24, sizes=(3, 9))
+    rows = bags.split(bags.features)
+    patients = [f"patient {b // 2}" for b in range(12)] + [f"other {b}" for b in range(12)]
+    return gpmil.Bags.from_arrays(
+        rows, bags.labels, coords=bags.split(bags.coords), step=7.0, groups=patients
+    )
+
+
+@pytest.fixture(scope="module")
+def inducing(cohort):
+    return np.random.default_rng(5).normal(size=(6, cohort.n_features))
+
+
+@pytest.fixture(scope="module")
+def model(cohort, inducing):
+    numbers = {"variance": VARIANCE, "lengthscale": LENGTH, "mean": -0.4, "coupling": 0.7}
+    return pri(**numbers, inducing=inducing, standardize=False, calibrated=True).fit(cohort)
+
+
+@pytest.fixture(scope="module")
+def far(cohort):
+    """The same slides elsewhere: a shift, and (odd ones) a narrow cluster in the middle of all."""
+    middle = cohort.features.mean(0)
+    rows = [
+        middle + 0.02 * x if b % 2 else x + np.array([9.0, -4.0, 3.0, 6.0])
+        for b, x in enumerate(cohort.split(cohort.features))
+    ]
+    return gpmil.Bags.from_arrays(rows, coords=cohort.split(cohort.coords), step=7.0)
+
+
+def whitened(x, inducing):
+    Kzz = oracle.kernel(inducing, inducing, "rbf", VARIANCE, LENGTH)
+    L = np.linalg.cholesky(Kzz + oracle.JITTER * VARIANCE * np.eye(len(inducing)))
+    return np.linalg.solve(L, oracle.kernel(x, inducing, "rbf", VARIANCE, LENGTH).T).T
+
+
+def test_training_slides_are_judged_without_their_patient(model, cohort, inducing):
+    W = cohort.split(whitened(cohort.features, inducing))
+    scores, v = naive.scores(W, VARIANCE, cohort.groups)
+    np.testing.assert_allclose(model.novelty_scores_, scores, rtol=1e-6)
+    np.testing.assert_allclose(model.novelty_patches_, np.quantile(v, np.linspace(0, 1, 101)))
+
+
+def test_new_slides_against_the_naive_twin(model, cohort, far, inducing):
+    seen = whitened(cohort.features, inducing)
+    scores, v = naive.scores(cohort.split(seen), VARIANCE, cohort.groups)
+    others = [w.mean(0) for w in cohort.split(seen)]
+    limit, edges = np.quantile(v, 0.99), [naive.fence(a, c) for a, c in zip(scores.T, (1, 3))]
+    found = model.predict_all(far)
+    for b, W in enumerate(far.split(whitened(far.features, inducing))):
+        e = naive.explained(VARIANCE, W, seen)
+        own = found.instances.split()[b].novelty
+        np.testing.assert_allclose(own, -np.log(e) / limit, rtol=1e-6)
+        d = naive.distance(W.mean(0), others, seen)
+        np.testing.assert_allclose(
+            found.novelty[b], max(d / edges[0], -np.log(e.mean()) / edges[1]), rtol=1e-6
+        )
+    np.testing.assert_array_equal(model.predict_novelty(far), found.novelty)
+    np.testing.assert_array_equal(model.predict_instances(far).novelty, found.instances.novelty)
+
+
+def test_far_slides_are_beyond_and_own_ones_are_not(model, cohort, far):
+    assert (model.predict_novelty(cohort) > 1).mean() <= 0.1
+    assert (model.predict_novelty(far)[::2] > 1).all()  # the shifted ones
+
+
+def test_what_slides_are_not_judged_by(model, cohort):
+    """Neither the order of the patches nor the other slides matter; a large slide is sampled."""
+    one = cohort[3]
+    turned = gpmil.Bags.from_arrays([one.features[::-1].copy()])
+    assert model.predict_novelty(turned) == pytest.approx(model.predict_novelty(cohort)[3])
+    assert len(novelty.evenly(1000, novelty.MOST_PATCHES)) == novelty.MOST_PATCHES
+
+
+def test_a_slide_beyond_is_never_accepted():
+    rule = ReferRule(0.1, 0.1, threshold=0.8, accepted=30, errors=0, total=40)
+    p, far = np.array([0.003, 0.003, 0.99, 0.6, 0.97]), np.array([0.4, 1.7, np.nan, 0.2, 1.0])
+    assert rule.decide(p).tolist() == [True, True, True, False, True]
+    assert rule.decide(p, far).tolist() == [True, False, True, False, True]
+
+
+def test_tables_of_a_run_have_it(model, far):
+    rule = ReferRule(0.1, 0.1, threshold=0.5, accepted=30, errors=0, total=40)
+    rows, patches = predict(model, far, PredictionOptions(), rule)
+    beyond = rows["novelty"] > 1
+    assert beyond.any() and (rows["decision"] == np.where(beyond, "refer", "accept")).all()
+    assert all("novelty" in table for table in patches)
+
+
+def test_saved_and_loaded(model, far, tmp_path):
+    model.save(tmp_path / "model")
+    again = gpmil.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict_novelty(far), model.predict_novelty(far))
+    assert model.cross_fit_.models[0].novelty_slides_ is None  # nobody asks them
+
+
+def test_a_model_of_an_earlier_version_says_that_it_is_not_known(model, far, tmp_path, caplog):
+    arrays, card = model._saved()
+    persistence.write(tmp_path / "old", {k: a for k, a in arrays.items() if k not in SEEN}, card)
+    old = gpmil.load(tmp_path / "old")
+    found = old.predict_all(far)
+    assert np.isnan(found.novelty).all() and found.instances.novelty is None
+    assert "novelty is not known" in caplog.text
+    np.testing.assert_array_equal(found.proba, model.predict_proba(far))
+
+
+def test_a_part_of_it_is_damage(model, tmp_path):
+    arrays, card = model._saved()
+    del arrays["novelty_slides_"]
+    persistence.write(tmp_path / "odd", arrays, card)
+    with pytest.raises(ValueError, match="novelty_slides_"):
+        gpmil.load(tmp_path / "odd")
+
+
+def test_too_few_slides_or_patients_tell_nothing(cohort, model):
+    gp = model._gp(torch.device("cpu"))
+    slides = [torch.tensor(x) for x in cohort.split(cohort.features)[:12]]
+    assert novelty.Seen.learn(gp, slides[:9], np.arange(9)) is None
+    assert novelty.Seen.learn(gp, slides, np.arange(12) % 2) is None
+    assert novelty.Seen.learn(gp, slides, np.arange(12) % 3) is not None
