@@ -7,7 +7,7 @@ from oracles.orthant import batch, equicorrelated, slide
 from scipy.interpolate import CubicSpline
 from scipy.special import log_ndtr, logsumexp
 
-from gpmil.moments import orthant, orthant_effect
+from gpmil.moments import effect_terms, orthant, orthant_effect
 from gpmil.moments.ep import ep
 from gpmil.moments.orthant import expand, log_orthant, slope
 
@@ -66,11 +66,9 @@ def test_the_compiled_sum_is_the_plain_one():
     mu, cov = slide(5, 9, 1.0, **SETTINGS[0], seed=6)
     mu, cov, s = torch.from_numpy(mu - 1.3)[None], torch.from_numpy(cov)[None], torch.tensor([-1.3])
     found = ep(mu, cov)
-    at = orthant_effect.at_one(found, mu, cov, torch.ones_like(mu, dtype=torch.bool), s.double())
+    at = effect_terms.at_one(found, mu, cov, torch.ones_like(mu, dtype=torch.bool), s.double())
     log_p, error = orthant_effect.quick(found, at, 1.7)
-    plain = orthant_effect.integrate(
-        orthant_effect.Profile(at, orthant_effect.dense(found.cov)), 1.7
-    )
+    plain = orthant_effect.integrate(orthant_effect.Profile(at, effect_terms.dense(found.cov)), 1.7)
     assert log_p == pytest.approx(float(plain.log_p), rel=1e-9)
     assert error == pytest.approx(float(plain.error), rel=1e-6)
     assert float(plain.weight.sum()) == pytest.approx(1)

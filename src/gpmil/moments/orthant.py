@@ -21,16 +21,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpmil.moments import ep_bag
+from gpmil.moments.effect_terms import at_one, dense
 from gpmil.moments.ep import EP, check_gaussians, ep, padded
-from gpmil.moments.orthant_effect import (
-    OverEffect,
-    Profile,
-    at_one,
-    dense,
-    integrate,
-    middle,
-    quick,
-)  # fmt: skip
+from gpmil.moments.orthant_effect import OverEffect, Profile, integrate, middle, quick
 from gpmil.moments.sampling import log_union, tilted
 from gpmil.moments.sites import Sites, matvec, pick
 from gpmil.moments.truncated import log_not

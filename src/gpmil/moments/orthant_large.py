@@ -24,18 +24,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gpmil.moments.effect_terms import AtOne, Correlations, Terms
 from gpmil.moments.low_rank import CHUNK, Pairs, Problem, Rows, Step, times
 from gpmil.moments.orthant import Expansion, LogProbability, settle
-from gpmil.moments.orthant_effect import (
-    BEFORE,
-    AtOne,
-    Correlations,
-    OverEffect,
-    Profile,
-    Terms,
-    integrate,
-    middle,
-)
+from gpmil.moments.orthant_effect import BEFORE, OverEffect, Profile, integrate, middle
 from gpmil.moments.sampling import log_union, relevant
 from gpmil.moments.sites import Gauss, Sites, first_sites, fixed_point, site_terms
 from gpmil.warn import warn_caller

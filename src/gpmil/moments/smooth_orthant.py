@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gpmil.moments.effect_terms import at_one, dense
 from gpmil.moments.ep import EP, ep
 from gpmil.moments.likelihood import has_effect
-from gpmil.moments.orthant_effect import Profile, at_one, dense, integrate, middle
+from gpmil.moments.orthant_effect import Profile, integrate, middle
 
 TOLERANCE = 1e-6  # of the sites
 NODES = 3  # values of the effect at which EP is run
