@@ -1,5 +1,7 @@
 """Novelty: against its naive twin; far slides are told, refused, and own ones are not."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -139,3 +141,26 @@ def test_too_few_slides_or_patients_tell_nothing(cohort, model):
     assert novelty.Seen.learn(gp, slides[:9], np.arange(9)) is None
     assert novelty.Seen.learn(gp, slides, np.arange(12) % 2) is None
     assert novelty.Seen.learn(gp, slides, np.arange(12) % 3) is not None
+
+
+def test_labels_of_patches_do_not_change_what_was_seen(model, cohort, far):
+    """Labelled patches become inducing points; novelty is measured by those that stay."""
+    known = np.full(cohort.n_instances, -1)
+    first = cohort.offsets[np.flatnonzero(cohort.labels == 1)[:3]]
+    known[first] = 1
+    taught = copy.deepcopy(model).update(cohort.with_instance_labels(known), cross_fit=False)
+    assert len(taught.inducing_points_) == len(model.inducing_points_) + 3
+    np.testing.assert_allclose(
+        taught.predict_all(far).novelty, model.predict_novelty(far), rtol=1e-9
+    )
+
+
+def test_more_of_it_than_inducing_points_is_damage(model, tmp_path):
+    arrays, card = model._saved()
+    many = len(model.inducing_points_) + 1
+    arrays["novelty_precision_"] = np.eye(many)
+    arrays["novelty_mean_"] = np.zeros(many)
+    arrays["novelty_slides_"] = np.zeros((len(arrays["novelty_slides_"]), many))
+    persistence.write(tmp_path / "odd", arrays, card)
+    with pytest.raises(ValueError, match="novelty_mean_: expected at most 6"):
+        gpmil.load(tmp_path / "odd")

@@ -43,6 +43,8 @@ STARTS = (
 # A slide effect leaves less to each patch, and wants a process that varies more around a higher
 # mean: on SICAPv2's slides these settings are ahead of the centre above in slides and in maps.
 EFFECT_CENTRE = (100.0, 3.5, -0.5, 0.7, 1.3)
+# A slide context explains a part of what slides share: with it, SICAPv2's are predicted better so.
+WITH_CONTEXT_CENTRE = (100.0, 3.5, -0.5, 0.5, 0.7)
 EFFECT_STARTS = (
     EFFECT_CENTRE,
     (150.0, 5.0, -0.6, 0.5, 2.0),
@@ -56,7 +58,10 @@ HIGHEST = (5000.0, 50.0, 2.0, 100.0, 10.0)
 # The same of gamma_s and length_s / sqrt d, the slide context; starts of five numbers take its
 # centre, and one more has a smaller one of shorter reach.
 CONTEXT_CENTRE, CONTEXT_WIDTH = (10.0, 2.0), (1.5, 0.7)
-CONTEXT_STARTS = ((20.0, 3.0, -1.5, 1.0, 1.0, 2.0, 1.0),)
+CONTEXT_STARTS = (
+    (*WITH_CONTEXT_CENTRE, *CONTEXT_CENTRE),
+    (20.0, 3.0, -1.5, 1.0, 1.0, 2.0, 1.0),
+)
 CONTEXT_LOWEST, CONTEXT_HIGHEST = (0.01, 0.2), (1000.0, 50.0)
 WEIGHT_WIDTH = 0.5  # of the logarithms of the columns' weights
 FAILED = -1e6  # the objective where it is not a number: a step to be shortened
@@ -138,7 +143,9 @@ class Space:
     @property
     def centre(self) -> tuple[float, ...]:
         """Where the prior is largest."""
-        return EFFECT_CENTRE if self.has_effect else CENTRE
+        if not self.has_effect:
+            return CENTRE
+        return WITH_CONTEXT_CENTRE if self.with_context else EFFECT_CENTRE
 
     def log_prior(self, z: Float[Tensor, " k"]) -> Float[Tensor, ""]:
         """A weak prior: what few bags leave open stays where models of this kind work."""

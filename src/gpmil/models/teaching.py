@@ -109,6 +109,9 @@ class TeachableGP(PointsOnLesions):
 
     # --- Inducing points ----------------------------------------------------------------------
 
+    def _n_lasting(self) -> int:
+        return len(self.inducing_points_) - self.inducing_from_labels_ - self.inducing_from_lesions_
+
     def _place_inducing(
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
     ) -> Float[np.ndarray, "M D"]:

@@ -1,6 +1,7 @@
 """Novelty: what a model keeps of its training cohort, to say how unlike it other slides are."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from gpmil.models.base import resolve_device
 from gpmil.models.saved_checks import Array, Damaged
 from gpmil.models.with_context import ContextGP
 from gpmil.process.novelty import LEVELS, MOST_PATCHES, MOST_SLIDES, Seen, evenly
+from gpmil.process.sparse_gp import SparseGP
 
 logger = logging.getLogger("gpmil")
 SEEN = {
@@ -35,9 +37,9 @@ class NovelGP(ContextGP):
     """A Gaussian-process model that knows what it has seen."""
 
     ARRAYS = ContextGP.ARRAYS | {
-        "novelty_precision_": Array(("M", "M"), "precision", optional=True),
-        "novelty_mean_": Array(("M",), "finite", optional=True),
-        "novelty_slides_": Array(("S", "M"), "finite", optional=True),
+        "novelty_precision_": Array(("K", "K"), "precision", optional=True),
+        "novelty_mean_": Array(("K",), "finite", optional=True),
+        "novelty_slides_": Array(("S", "K"), "finite", optional=True),
         "novelty_patches_": Array((len(LEVELS),), "finite", optional=True),
         "novelty_scores_": Array(("S", 2), "positive", optional=True),
         "novelty_count_": Array((1,), "positive", optional=True),
@@ -69,10 +71,19 @@ class NovelGP(ContextGP):
             groups = np.arange(len(bags)) if bags.groups is None else bags.groups
             slides = [self._looked_at(bags, int(b), device) for b in chosen]
             patient = np.unique(np.asarray(groups)[chosen], return_inverse=True)[1]
-            seen = Seen.learn(self._gp(device), slides, patient)
+            seen = Seen.learn(self._first_points(device, self._n_lasting()), slides, patient)
         for name, part in SEEN.items():
             value = getattr(seen, part, None)
             setattr(self, name, value.cpu().numpy() if isinstance(value, torch.Tensor) else value)
+
+    def _n_lasting(self) -> int:
+        """The first so many inducing points, which stay when labels of patches come and go."""
+        return len(self.inducing_points_)
+
+    def _first_points(self, device: torch.device, m: int) -> SparseGP:
+        """The prior at the first m points: their factor is a corner of L."""
+        gp = self._gp(device)
+        return replace(gp, inducing=gp.inducing[:m], L=gp.L[:m, :m], context=None)
 
     def _looked_at(self, bags: Bags, b: int, device: torch.device) -> torch.Tensor:
         """The kernel inputs of a slide, of a large one evenly spaced patches."""
@@ -89,7 +100,7 @@ class NovelGP(ContextGP):
             return None, np.full(len(bags), np.nan)
         patches, slides = np.empty(bags.n_instances), np.empty(len(bags))
         with torch.no_grad():
-            gp = self._gp(device)
+            gp = self._first_points(device, len(seen.mean))
             for some in batches(bags.sizes):
                 own = slice(bags.offsets[some[0]], bags.offsets[some[-1] + 1])
                 x = self._inputs(bags.features[own], device)
@@ -110,3 +121,8 @@ class NovelGP(ContextGP):
         lacking = [name for name in SEEN if getattr(self, name) is None]
         if lacking and len(lacking) < len(SEEN):
             raise Damaged(f"{FILE}: {lacking[0]}: expected with the others of novelty_")
+        if sizes.get("K", 0) > len(self.inducing_points_):
+            raise Damaged(
+                f"{FILE}: novelty_mean_: expected at most {len(self.inducing_points_)} numbers, as "
+                f"many as inducing points, found {sizes['K']}"
+            )

@@ -46,7 +46,7 @@ export const LAYERS = {
   flags: { name: "Marked patches", title: "Marked patches" },
   none: { name: "No map", title: "No map" },
 };
-export const NO_P_VALUES = "no p-values: fitted without flags, or another coupling";
+export const NO_P_VALUES = "no p-values: fitted without flags, at another coupling, or taught and not saved yet";
 const ONLY_SD = "Standard deviation, mostly the number of neighbours";
 
 // Which layers a map has numbers for.
