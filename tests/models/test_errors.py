@@ -434,7 +434,8 @@ def test_what_instances_cannot_have_yet(model_class, cohort):
     found = small(model_class).fit(cohort).predict_instances(cohort[:3])
     assert found.p_value is None and found.flagged is None
     assert all(part.p_value is None and part.flagged is None for part in found.split())
-    assert list(found.to_frame()) == ["bag", "x", "y", "probability", "mean", "std", "doubt"]
+    named = ["bag", "x", "y", "probability", "mean", "std", "doubt", "novelty"]
+    assert list(found.to_frame()) == named
 
 
 # --- No error, said once ----------------------------------------------------------------------

@@ -53,14 +53,17 @@ def test_ends_with_a_slide_effect_are_quantiles_of_draws(effect, new_slides, mon
         coords=[np.stack(np.divmod(np.arange(12), 4), 1)] * 2,
         step=1,
     )
-    ends = np.stack(model.predict_interval(few, level=0.8))
+    ends = np.stack(model.predict_interval(few, level=0.8, base_rate=False))
     for b in range(2):
         draws = interval_twin.drawn_with_effect(model, few[b])
         # 500 draws have an error of 0.013
         assert (draws < ends[0, b]).mean() == pytest.approx(0.1, abs=0.04)
         assert (draws < ends[1, b]).mean() == pytest.approx(0.9, abs=0.04)
     monkeypatch.setattr(fitted, "LARGE", 3)
-    assert np.abs(np.stack(model.predict_interval(few, level=0.8)) - ends).max() < 0.01
+    assert (
+        np.abs(np.stack(model.predict_interval(few, level=0.8, base_rate=False)) - ends).max()
+        < 0.01
+    )
 
 
 def test_ends_without_ep(new_slides):

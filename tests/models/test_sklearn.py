@@ -137,6 +137,7 @@ def test_every_constructor_argument_is_a_parameter(model_class):
     probit = {
         *("solver", "moments", "optimize", "tuning_budget", "calibrated", "flags", "n_folds"),
         *("store", "slide_effect", "slide_context", "slide_context_lengthscale"),
+        *("instance_labels", "aim"),
     }
     own = {
         VGPMIL: {"H", "expected_max", "bag", "slide_effect"},

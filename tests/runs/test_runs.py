@@ -270,7 +270,7 @@ def test_rows_are_what_the_model_says(model, cohort):
     assert rows["patient"].tolist() == cohort.groups.tolist()
     whole = pd.concat(tables)
     expected = model.predict_instances(cohort)
-    assert list(whole) == ["x", "y", "probability", "sd", "novelty", "label"]
+    assert list(whole) == ["x", "y", "probability", "sd", "doubt", "novelty", "label"]
     np.testing.assert_allclose(whole["probability"], expected.probability, rtol=1e-9)
     np.testing.assert_allclose(whole["sd"], expected.std, rtol=1e-9)
     np.testing.assert_array_equal(whole[["x", "y"]], cohort.coords)
@@ -296,7 +296,7 @@ def test_calibrated_models_decide_and_flag(cohort):
     np.testing.assert_allclose(rows["log_odds"], model.decision_function(cohort), rtol=1e-8)
     expected = model.predict_instances(cohort, rate=0.23)
     whole = pd.concat(tables)
-    names = ["x", "y", "probability", "sd", "p_value", "flagged", "novelty", "label"]
+    names = ["x", "y", "probability", "sd", "p_value", "flagged", "doubt", "novelty", "label"]
     assert list(whole) == names
     np.testing.assert_allclose(whole["p_value"], expected.p_value)
     np.testing.assert_array_equal(whole["flagged"], expected.flagged.astype(int))

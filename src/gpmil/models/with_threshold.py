@@ -51,9 +51,10 @@ class DecidingGP(NovelGP):
 
         That is the likelier class, unless the model was fitted with another aim.
         """
+        score = self.decision_function(bags)
         with np.errstate(divide="ignore"):  # 0 and 1: all, or none
             cut = logit(self.threshold_)
-        return self.classes_[(self.decision_function(bags) > cut).astype(int)]
+        return self.classes_[(score > cut).astype(int)]
 
     def _level_deviation(self) -> float:
         """How well the level of the log odds is known.

@@ -35,7 +35,7 @@ PATCHES_BEYOND = 0.01  # share of the training patches that lie outside of their
 FENCES = (1.0, 3.0)  # quartile ranges from the third quartile to the edge, of d_b and of e
 RIDGE = 0.01  # r, of the mean variance in C
 LEVELS = np.linspace(0, 1, 101)  # of the quantiles kept of the patches
-TINY = np.finfo(float).tiny
+TINY, EPS = np.finfo(float).tiny, 1e-12
 
 
 class Sums(NamedTuple):
@@ -58,7 +58,9 @@ class Sums(NamedTuple):
         """The Cholesky factor of C + r I."""
         mean = self.first / self.n
         C = self.second / self.n - torch.outer(mean, mean)
-        r = RIDGE * C.diagonal().mean().clamp(min=TINY)
+        # where all patches are one, C is what rounding leaves of a difference
+        rounded = EPS * (self.second / self.n).diagonal().mean()
+        r = RIDGE * C.diagonal().mean().clamp(min=0.0) + rounded + TINY
         return torch.linalg.cholesky((C + C.mT) / 2 + r * torch.eye(len(C)).to(C))
 
 

@@ -34,11 +34,8 @@ def judged(known: pd.DataFrame, groups: np.ndarray) -> dict[str, dict[str, float
 def section(run: RunContents) -> Section | None:
     """What the threshold reaches: on training slides left out, and on the slides of this run."""
     point: dict[str, Any] = getattr(run.model, "operating_point_", None) or {}
-    own = {
-        name or "slides of this run": part["slides"]["operating"]
-        for name, part in run.judged().items()
-        if "operating" in part.get("slides", {})
-    }
+    reached = run.judged().get("slides", {}).get("operating")
+    own = {} if reached is None else {"slides of this run": reached}
     if not point and not own:
         return None
     words, columns = [], _texts(own)

@@ -64,6 +64,7 @@ class PatchMap:
     p_value: Column | None
     doubt: Column | None
     unlike: Column | None
+    novelty: Column | None
     flagged: Bool[np.ndarray, " n"] | None
     label: Int[np.ndarray, " n"] | None  # -1 unknown
     sides: Pair  # of a patch
@@ -135,6 +136,7 @@ def read_map(file: Path, run: ShownRun, slide: str, tag: str = "") -> PatchMap:
         table.get("p_value"),
         table.get("doubt"),
         table.get("unlike"),
+        table.get("novelty"),
         None if (flags := table.get("flagged")) is None else np.nan_to_num(flags) != 0,
         None if (label := table.get("label")) is None else _labels(label),
         _sides(run, slide, x, y, step),
@@ -227,7 +229,7 @@ def encode(found: PatchMap) -> bytes:
 
 
 def _arrays(found: PatchMap) -> Iterator[tuple[str, Num[np.ndarray, " n"]]]:
-    for name in ("x", "y", "probability", "sd", "p_value", "doubt", "unlike"):
+    for name in ("x", "y", "probability", "sd", "p_value", "doubt", "unlike", "novelty"):
         if getattr(found, name) is not None:
             yield name, getattr(found, name)
     if found.grid is not None:

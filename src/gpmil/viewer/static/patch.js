@@ -13,6 +13,7 @@ const FIELDS = [
   ["p_value", "p-value"],
   ["doubt", "doubt"],
   ["unlike", "unlike"],
+  ["novelty", "novelty"],
   ["flagged", "flagged"],
   ["label", "label"],
 ];
