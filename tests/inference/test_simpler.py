@@ -34,6 +34,15 @@ def search_of(bags, groups=None):
     )
 
 
+def without_effect(bags, groups=None):
+    """A search that has ended at BEST but for the effect."""
+    found = search_of(bags, groups)
+    best = BEST._replace(slide_effect=0.0)
+    found.space = found.space.without("slide_effect")
+    found.trace = [Trial("rbf", best, -0.4, -0.4)]
+    return found
+
+
 @pytest.fixture
 def judged(monkeypatch):
     """Scores of the bags with the setting and without; the search without it climbs a bowl."""
@@ -62,9 +71,6 @@ STEPS = np.array([0.2, 0.1, 0.3, -0.1, 0.0, -0.2, 0.1, 0.2, 0.0, 0.1])  # mean .
 @pytest.mark.parametrize(
     ("name", "gain", "kept"),
     [
-        ("slide_effect", STEPS, 0.7),
-        ("slide_effect", STEPS - 0.03, 0.0),  # inside the standard error the simpler one
-        ("slide_effect", -STEPS, 0.0),
         ("coupling", STEPS - 0.03, 0.6),  # and what maps need
         ("coupling", 0.03 - STEPS, 0.6),
         ("coupling", -STEPS, 0.6),
@@ -74,7 +80,7 @@ STEPS = np.array([0.2, 0.1, 0.3, -0.1, 0.0, -0.2, 0.1, 0.2, 0.0, 0.1])  # mean .
 def test_what_is_kept_inside_the_standard_error(bags, judged, name, gain, kept, caplog):
     caplog.set_level(logging.INFO, logger="gpmil")
     judged(gain, name)
-    found = simpler.compared(search_of(bags), name, 14)
+    found = simpler.left_away(search_of(bags), name, 14)
     assert getattr(found.best.settings, name) == kept
     assert {getattr(trial.settings, name) for trial in found.trace} == {0.0}
     assert len(found.trace) == 3  # 14 fits' worth: three gradients, both compared
@@ -84,13 +90,30 @@ def test_what_is_kept_inside_the_standard_error(bags, judged, name, gain, kept, 
     assert f"a difference of {gain.mean():.4f} with a standard error of 0.0473" in caplog.text
 
 
+@pytest.mark.parametrize(("gain", "kept"), [(STEPS, True), (STEPS - 0.03, False), (-STEPS, False)])
+def test_an_effect_is_added_where_bags_gain_by_it(bags, judged, gain, kept):
+    judged(gain, "slide_effect")
+    whole = Space({}, 2.0, with_effect=True)
+    found = simpler.added(without_effect(bags), "slide_effect", 14, whole)
+    assert bool(found.best.settings.slide_effect) == kept
+    first = BEST._replace(slide_effect=simpler.BEGIN)
+    assert len(found.trace) == 3 and found.trace[0].settings == pytest.approx(first)
+
+
+def test_without_an_effect_the_prior_is_that_of_models_without(bags):
+    whole = Space({}, 2.0, with_effect=True)
+    assert whole.centre == tuning.EFFECT_CENTRE
+    assert whole.without("slide_effect").centre == tuning.CENTRE
+
+
 def test_patients_are_the_units_of_the_error(bags, judged):
     # three slides of a patient say the same: the difference is less certain
     gain = np.array([0.2, 0.2, 0.2, -0.1, -0.1, -0.1, 0.1, 0.1, 0.05, 0.05])
     judged(gain, "slide_effect")
-    for patients, kept in ((None, 0.7), (PATIENTS, 0.0)):
-        found = simpler.compared(search_of(bags, patients), "slide_effect", 14)
-        assert found.best.settings.slide_effect == kept
+    whole = Space({}, 2.0, with_effect=True)
+    for patients, kept in ((None, True), (PATIENTS, False)):
+        found = simpler.added(without_effect(bags, patients), "slide_effect", 14, whole)
+        assert bool(found.best.settings.slide_effect) == kept
 
 
 def test_settings_have_a_place(bags):
@@ -123,7 +146,8 @@ def test_a_fit_ends_with_or_without(bags, name):
     ).fit(bags)  # fmt: skip
     rows = model.tuning_trace_
     without = [row for row in rows if row[name] == 0]
-    assert 1 <= len(without) <= 2
+    compared = len(without) if name == "coupling" else len(rows) - len(without)
+    assert 1 <= compared <= 2
     best = max((row for row in rows if row[name] > 0), key=lambda row: row["objective"])
     simple = max(without, key=lambda row: row["objective"])
     assert getattr(model, f"{name}_") in (best[name], 0.0)

@@ -155,6 +155,14 @@ def test_labels_of_patches_do_not_change_what_was_seen(model, cohort, far):
     )
 
 
+def test_means_beyond_the_covariance_are_damage(model, tmp_path):
+    arrays, card = model._saved()
+    arrays["novelty_mean_"] = 1e6 * (1 + np.arange(len(arrays["novelty_mean_"])))
+    persistence.write(tmp_path / "odd", arrays, card)
+    with pytest.raises(ValueError, match="novelty_mean_"):
+        gpmil.load(tmp_path / "odd")
+
+
 def test_more_of_it_than_inducing_points_is_damage(model, tmp_path):
     arrays, card = model._saved()
     many = len(model.inducing_points_) + 1

@@ -1,8 +1,9 @@
 """Whether a setting is needed: the best without it (lambda = 0, tau = 0), and the standard error.
 
-The prior of tuning.py is over log lambda and log tau: neither can end at 0 by itself. So the end of
-a search is compared with the best settings found without the one in question. Both are judged by
-what they say of every bag left out, in standard errors of the mean difference.
+The prior of tuning.py is over log lambda and log tau: neither can end at 0 by itself. So the best
+settings with the one in question and without it are compared, by what they say of every bag left
+out, in standard errors of the mean difference. Without lambda they are looked for from the end of
+the search with it; with tau from the end of one without it, whose optimum is easier to find.
 """
 
 import logging
@@ -10,12 +11,13 @@ from typing import NamedTuple
 
 from gpmil.inference import leave_groups
 from gpmil.inference.objective import left_out
-from gpmil.inference.tuning import GRADIENT_COST, Search, Trial, climb
+from gpmil.inference.tuning import GRADIENT_COST, Search, Space, Trial, climb
 
 logger = logging.getLogger("gpmil")
 
 PART = 0.35  # of the budget: at 40 three values with gradient, and both compared
 FIRST = 0.3  # how far the first step goes: the end of the search is not far
+BEGIN = 1.0  # the value of a setting that is added
 LEAST = 2 * GRADIENT_COST + 2  # one step at least
 
 # Standard errors by which bags left out must gain for a setting to stay. Inside one the simpler
@@ -42,17 +44,31 @@ def part_of(budget: int) -> int:
     return part if part >= LEAST else 0
 
 
-def compared(found: Search, name: str, budget: int) -> Kept:
+def left_away(found: Search, name: str, budget: int) -> Kept:
     """The best of a search, or the best without `name` where that setting is not `NEEDED`.
 
     That one is looked for from the end of the search, with all but two fits of the budget.
     """
-    best = found.best
-    without = Search(found.cohort, found.space.without(name), budget - 2, w=found.w)
-    climb(without, without.space.place(best.settings), first=FIRST)
+    space, settings = found.space.without(name), found.best.settings
+    without = Search(found.cohort, space, budget - 2, w=found.w)
+    climb(without, space.place(settings), first=FIRST)
     if not without.trace:
-        return Kept(best, [])
-    rival = without.best
+        return Kept(found.best, [])
+    return Kept(_needed(found, name, found.best, without.best), without.trace)
+
+
+def added(found: Search, name: str, budget: int, space: Space) -> Kept:
+    """The best of a search without `name`, or of `space`, which has it, where it is `NEEDED`."""
+    settings = found.best.settings._replace(**{name: BEGIN})
+    with_it = Search(found.cohort, space, budget - 2, w=found.w)
+    climb(with_it, space.place(settings), first=FIRST)
+    if not with_it.trace:
+        return Kept(found.best, [])
+    return Kept(_needed(found, name, with_it.best, found.best), with_it.trace)
+
+
+def _needed(found: Search, name: str, best: Trial, rival: Trial) -> Trial:
+    """The best with `name`, or its rival without."""
     with_it, without_it = (
         left_out(found.cohort, trial.settings, found.w)[0].numpy() for trial in (best, rival)
     )
@@ -66,4 +82,4 @@ def compared(found: Search, name: str, budget: int) -> Kept:
         gain.mean(), error,
         "0 is kept" if kept is rival else "it is kept",
     )  # fmt: skip
-    return Kept(kept, without.trace)
+    return kept

@@ -138,7 +138,7 @@ class Space:
     @property
     def has_effect(self) -> bool:
         """Whether tau is learned or given."""
-        return self.with_effect or self.fixed.get("slide_effect", 0.0) > 0
+        return self.fixed["slide_effect"] > 0 if "slide_effect" in self.fixed else self.with_effect
 
     @property
     def centre(self) -> tuple[float, ...]:

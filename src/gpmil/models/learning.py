@@ -158,13 +158,16 @@ def learn(
 ) -> LearnedSettings:
     """Search under every kernel; the best objective wins, with the setting `spare` or without."""
     apart = 0 if spare is None else simpler.part_of(budget)
-    searches = [
-        tuning.search(made.with_kernel(kernel), space, budget - apart) for kernel in kernels
-    ]
+    add = spare == "slide_effect" and apart > 0
+    # an effect is added to the best settings without it, with a part of the budget more
+    first, at_most = (space.without("slide_effect"), budget) if add else (space, budget - apart)
+    searches = [tuning.search(made.with_kernel(kernel), first, at_most) for kernel in kernels]
     best = max(searches, key=lambda s: s.best.objective)
     kept = Kept(best.best, [])
-    if spare is not None and apart:
-        kept = simpler.compared(best, spare, apart)
+    if add:
+        kept = simpler.added(best, "slide_effect", apart, space)
+    elif spare is not None and apart:
+        kept = simpler.left_away(best, spare, apart)
     trace = [
         {"kernel": t.kernel, **t.settings._asdict(), "score": t.score, "objective": t.objective}
         for t in [*(t for s in searches for t in s.trace), *kept.trace]

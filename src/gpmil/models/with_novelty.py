@@ -126,3 +126,9 @@ class NovelGP(ContextGP):
                 f"{FILE}: novelty_mean_: expected at most {len(self.inducing_points_)} numbers, as "
                 f"many as inducing points, found {sizes['K']}"
             )
+        seen = self._seen(torch.device("cpu"))
+        if seen is not None and not seen.is_sound:
+            raise Damaged(
+                f"{FILE}: novelty_precision_, novelty_mean_, novelty_scores_: no patches have such "
+                "a mean and such a covariance"
+            )

@@ -118,6 +118,16 @@ class Seen:
         limit = max(float(np.interp(1 - PATCHES_BEYOND, LEVELS, self.patches)), TINY)
         return surprise(e.cpu().numpy()) / limit, scores.max(1)
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether these can be sums over patches: no file says so of itself."""
+        try:
+            return bool(self._metric().isfinite().all()) and bool(
+                np.isfinite(fences(self.scores)).all()
+            )
+        except torch.linalg.LinAlgError:
+            return False
+
     def _metric(self) -> Float[Tensor, "M M"]:
         n = float(self.count[0])
         return Sums(n, n * self.mean, self.R - torch.eye(len(self.R)).to(self.R)).metric()
