@@ -122,11 +122,11 @@ class Seen:
     def is_sound(self) -> bool:
         """Whether these can be sums over patches: no file says so of itself."""
         try:
-            return bool(self._metric().isfinite().all()) and bool(
-                np.isfinite(fences(self.scores)).all()
-            )
+            finite = bool(self._metric().isfinite().all())
         except torch.linalg.LinAlgError:
             return False
+        with np.errstate(over="ignore"):
+            return finite and bool(np.isfinite(fences(self.scores)).all())
 
     def _metric(self) -> Float[Tensor, "M M"]:
         n = float(self.count[0])
