@@ -114,8 +114,10 @@ class Seen:
         mean = bag_mean(torch.cat([K[rows], e[rows, None]], dim=1), bag)
         phi = torch.linalg.solve_triangular(gp.L, mean[:, :-1].mT, upper=False).mT
         d = nearest(self._metric(), phi, self.slides)
-        scores = np.stack([d, surprise(mean[:, -1].cpu().numpy())], axis=1) / fences(self.scores)
-        limit = max(float(np.interp(1 - PATCHES_BEYOND, LEVELS, self.patches)), TINY)
+        # an edge at zero, where all are alike, is none to measure by
+        edges = fences(self.scores).clip(EPS)
+        scores = np.stack([d, surprise(mean[:, -1].cpu().numpy())], axis=1) / edges
+        limit = max(float(np.interp(1 - PATCHES_BEYOND, LEVELS, self.patches)), EPS)
         return surprise(e.cpu().numpy()) / limit, scores.max(1)
 
     @property
