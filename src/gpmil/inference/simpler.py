@@ -10,7 +10,7 @@ import logging
 from typing import NamedTuple
 
 from gpmil.inference import leave_groups
-from gpmil.inference.objective import left_out
+from gpmil.inference.objective import Settings, left_out
 from gpmil.inference.tuning import GRADIENT_COST, Search, Space, Trial, climb
 
 logger = logging.getLogger("gpmil")
@@ -49,22 +49,25 @@ def left_away(found: Search, name: str, budget: int) -> Kept:
 
     That one is looked for from the end of the search, with all but two fits of the budget.
     """
-    space, settings = found.space.without(name), found.best.settings
-    without = Search(found.cohort, space, budget - 2, w=found.w)
-    climb(without, space.place(settings), first=FIRST)
-    if not without.trace:
+    rival = _climbed(found, found.space.without(name), found.best.settings, budget)
+    if not rival.trace:
         return Kept(found.best, [])
-    return Kept(_needed(found, name, found.best, without.best), without.trace)
+    return Kept(_needed(found, name, found.best, rival.best), rival.trace)
 
 
 def added(found: Search, name: str, budget: int, space: Space) -> Kept:
     """The best of a search without `name`, or of `space`, which has it, where it is `NEEDED`."""
-    settings = found.best.settings._replace(**{name: BEGIN})
-    with_it = Search(found.cohort, space, budget - 2, w=found.w)
-    climb(with_it, space.place(settings), first=FIRST)
-    if not with_it.trace:
+    wider = _climbed(found, space, found.best.settings._replace(**{name: BEGIN}), budget)
+    if not wider.trace:
         return Kept(found.best, [])
-    return Kept(_needed(found, name, with_it.best, found.best), with_it.trace)
+    return Kept(_needed(found, name, wider.best, found.best), wider.trace)
+
+
+def _climbed(found: Search, space: Space, settings: Settings, budget: int) -> Search:
+    """The best in another space, from some settings; two fits are left to compare by."""
+    other = Search(found.cohort, space, budget - 2, w=found.w)
+    climb(other, space.place(settings), first=FIRST)
+    return other
 
 
 def _needed(found: Search, name: str, best: Trial, rival: Trial) -> Trial:

@@ -9,7 +9,8 @@ f(s) has them at every s; so EP is run again at a few s_k, the nodes of Gauss's 
 
     P = P~ E[exp(f - f~)] = P~ sum_k w_k exp(f(s_k) - f~(s_k)),
 
-with f - f~ small and smooth. Three are as good as thirteen nodes of a lattice: 1e-4 of log P.
+with f - f~ small and smooth. On the slides of two data sets three of them give the mean score of
+thirteen nodes of a lattice to 2e-4, to 5e-4 at tau = 4.
 """
 
 import math
@@ -22,13 +23,13 @@ from torch import Tensor
 from gpmil.moments.effect_terms import at_one, dense
 from gpmil.moments.ep import EP, ep
 from gpmil.moments.likelihood import has_effect
+from gpmil.moments.orthant import TINY
 from gpmil.moments.orthant_effect import Profile, integrate, middle
+from gpmil.moments.sites import Sites
 
 TOLERANCE = 1e-6  # of the sites
 NODES = 3  # values of the effect at which EP is run
 FIRST = 1e-3  # of the sites at s*, which only say where those are, and begin with what sites
-AT_NODES = 1e-4  # of the sites there; log P is stationary in them
-TINY = 2.0**-1022
 
 
 def log_orthant_ep(
@@ -92,9 +93,10 @@ class _OverEffect(torch.autograd.Function):
         ratios, sites = rule.weight.log() - profile.value(rule.s, terms), terms.sites()
         found = []
         for k in range(NODES):
-            start = type(sites)(*(x[..., k] for x in sites))
+            start = Sites(*(x[..., k] for x in sites))
             moved = mu + rule.s[:, k, None]
-            found.append(ep(moved, cov, mask, tol=min(AT_NODES, 100 * TOLERANCE), start=start))
+            # log P is stationary in the sites
+            found.append(ep(moved, cov, mask, tol=100 * TOLERANCE, start=start))
         log_w = ratios + torch.stack([one.log_p for one in found], -1)
         weight = log_w.softmax(-1)
         by_mu, by_cov = torch.zeros_like(mu), torch.zeros_like(cov)

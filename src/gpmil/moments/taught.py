@@ -341,23 +341,28 @@ class TaughtPatches(Likelihood):
         """gamma and log Z."""
         other_rows, own_rows = self.rows
         found = self.lesson(mu[own_rows], full=False)
-        gamma = torch.zeros_like(mu).index_copy(0, own_rows[self.used], found.gamma)
-        log_z = found.log_z.sum()
-        if self.others is not None:
-            others, more = self.others.gradient(mu[other_rows])
-            gamma, log_z = gamma.index_copy(0, other_rows, others), log_z + more
-        return gamma, log_z
+        others = None if self.others is None else self.others.gradient(mu[other_rows])
+        return self._joined(mu, found, others)
 
     def curvature(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ, Both]:
         """gamma, log Z, and A, of low rank in every bag."""
         other_rows, own_rows = self.rows
-        found = self.lesson(mu[own_rows])
-        gamma = torch.zeros_like(mu).index_copy(0, own_rows[self.used], found.gamma)
-        log_z, A = found.log_z.sum(), None
+        found, others, A = self.lesson(mu[own_rows]), None, None
         if self.others is not None:
-            others, more, A = self.others.curvature(mu[other_rows])
-            gamma, log_z = gamma.index_copy(0, other_rows, others), log_z + more
-        return gamma, log_z, Both(self.rows, (A, self._curved(found)))
+            gamma, log_z, A = self.others.curvature(mu[other_rows])
+            others = (gamma, log_z)
+        return *self._joined(mu, found, others), Both(self.rows, (A, self._curved(found)))
+
+    def _joined(
+        self, mu: Tensor, found: Taught, others: tuple[Tensor, LogZ] | None
+    ) -> tuple[Float[Tensor, " n"], LogZ]:
+        """gamma and log Z of the taught bags and of the others."""
+        other_rows, own_rows = self.rows
+        gamma = torch.zeros_like(mu).index_copy(0, own_rows[self.used], found.gamma)
+        log_z = found.log_z.sum()
+        if others is None:
+            return gamma, log_z
+        return gamma.index_copy(0, other_rows, others[0]), log_z + others[1]
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ]:
         """E[m] = mu + (diag(sigma^2) + tau^2 11') gamma, and log Z."""
