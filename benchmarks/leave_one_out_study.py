@@ -25,8 +25,7 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import StratifiedKFold
 
 import gpmil
-from gpmil.inference import tuning
-from gpmil.models import learning
+from gpmil.inference import folded_cohort, tuning
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles.tuning import derivative_free
@@ -132,7 +131,7 @@ def searches(data, name):
     model = gpmil.VGPMILPRI(**settings(FIVE[1], n_inputs(bags, extra)), **extra, random_state=0)
     model.fit(bags)
     cpu = torch.device("cpu")
-    made = learning.cohort(
+    made = folded_cohort.folded(
         bags, np.arange(bags.n_instances), bags.labels == 1, lambda x: model._inputs(x, cpu),
         model._inputs(model.inducing_points_, cpu), "rbf",
     )  # fmt: skip

@@ -17,8 +17,7 @@ import torch
 from real_data import DATA, SETS, read
 
 import gpmil
-from gpmil.inference import leave_groups, objective, tuning
-from gpmil.models import learning
+from gpmil.inference import folded_cohort, leave_groups, objective, tuning
 
 CPU = torch.device("cpu")
 
@@ -27,7 +26,7 @@ def ready(bags: gpmil.Bags, n_inducing: int, extra: dict) -> tuple[objective.Coh
     """The bags as tuning takes them, and the root of the number of inputs."""
     numbers = {"variance": 9.0, "lengthscale": 10.0, "mean": -4.0, "coupling": 0.5}
     model = gpmil.VGPMILPRI(**numbers, n_inducing=n_inducing, random_state=0, **extra).fit(bags)
-    made = learning.cohort(
+    made = folded_cohort.folded(
         bags, np.arange(bags.n_instances), bags.labels == 1, lambda x: model._inputs(x, CPU),
         model._inputs(model.inducing_points_, CPU), "rbf", bags.groups,
     )  # fmt: skip

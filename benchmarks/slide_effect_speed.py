@@ -26,7 +26,8 @@ import gpmil
 from gpmil import simulate
 from gpmil.fast import compiled
 from gpmil.inference import objective
-from gpmil.inference.objective import Cohort, Settings
+from gpmil.inference.folded_cohort import Cohort
+from gpmil.inference.objective import Settings
 from gpmil.inference.pieces import Chunk
 from gpmil.moments import with_effect
 from gpmil.moments.likelihood import Group

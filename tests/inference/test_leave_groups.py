@@ -5,16 +5,15 @@ import logging
 import numpy as np
 import pytest
 import torch
-from oracles.tuning import Twin, standard_cohort
+from oracles.tuning import Twin, refitted_folds, standard_cohort
 from synthetic import pri, some_inducing
 
+from gpmil.data.folds import fair_folds
 from gpmil.distributed import Local, WholeCohort, cohort
-from gpmil.inference import leave_groups, leave_patients, objective, solvers
-from gpmil.inference.objective import Cohort, Settings
+from gpmil.inference import folded_cohort, leave_groups, leave_out, leave_patients, solvers
 from gpmil.models import learning
 
-NUMBERS = Settings(3.0, 2.0, -1.0, 0.7)
-WITH_EFFECT = NUMBERS._replace(slide_effect=0.6)
+NUMBERS = 3.0, 2.0, -1.0, 0.7  # variance, length, mean, lambda
 PATIENTS = np.array([0, 1, 0, 2, 3, 1, 1, 4, 5, 5])  # three bags, two, and one
 
 
@@ -29,12 +28,6 @@ def Z(bags):
     return some_inducing(bags, 6)
 
 
-def cohort_of(bags, Z, groups):
-    x, positive = torch.from_numpy(bags.features.astype(float)), bags.labels == 1
-    Z = torch.from_numpy(Z)
-    return Cohort(x, Z, bags.adjacency, bags.offsets, positive, "rbf", groups=groups)
-
-
 def model_of(Z, **settings):
     return pri(
         variance=3.0, lengthscale=2.0, mean=-1.0, coupling=0.7, inducing=Z, standardize=False,
@@ -42,48 +35,22 @@ def model_of(Z, **settings):
     )  # fmt: skip
 
 
-def test_groups_left_out_equal_the_twin(bags, Z):
-    found = objective.left_out(cohort_of(bags, Z, PATIENTS), NUMBERS)[0].numpy()
-    expected = Twin(bags, Z, *NUMBERS[:4]).left_out_with_group(PATIENTS)
+def test_groups_left_out_equal_the_twin(bags, Z, monkeypatch):
+    """By one step, and by plain EP."""
+    monkeypatch.setattr(leave_groups, "SMALL", np.inf)
+    monkeypatch.setattr("gpmil.moments.smooth_orthant.TOLERANCE", 1e-10)
+    cohort, problem, w = model_of(Z).fit(bags)._fitted_problem(bags, None)
+
+    def left_out(groups):
+        return cohort.leave_one_group_out(problem, w, True, groups, leave_out.smooth_scores)
+
+    found, alone = left_out(PATIENTS), left_out(np.arange(10))
+    expected = Twin(bags, Z, *NUMBERS).left_out_with_group(PATIENTS)
     assert np.allclose(found, expected, rtol=1e-6)
-    alone = objective.left_out(cohort_of(bags, Z, None), NUMBERS)[0].numpy()
+    assert np.allclose(alone, Twin(bags, Z, *NUMBERS).left_out(), rtol=1e-6)
     lonely = np.isin(PATIENTS, [2, 3, 4])
     assert np.allclose(found[lonely], alone[lonely], rtol=1e-10)
     assert (np.abs(found - alone)[~lonely] > 1e-3).all()
-
-
-def test_the_gradient_is_that_of_the_value(bags, Z, monkeypatch):
-    monkeypatch.setattr("gpmil.moments.smooth_orthant.TOLERANCE", 1e-9)
-    monkeypatch.setattr("gpmil.moments.smooth_orthant.NODES", 7)
-    made = cohort_of(bags, Z, PATIENTS)
-    found = objective.gradient(made, WITH_EFFECT)
-    assert found.score == pytest.approx(objective.value(made, WITH_EFFECT)[0], abs=1e-9)
-    for name in ("lengthscale", "coupling", "slide_effect"):
-        slope = getattr(found.settings, name)
-        up, down = (
-            objective.value(made, WITH_EFFECT._replace(**{name: getattr(WITH_EFFECT, name) + h}))[0]
-            for h in (1e-3, -1e-3)
-        )
-        assert slope == pytest.approx((up - down) / 2e-3, rel=1e-4), name
-
-
-def test_groups_of_one_bag_change_no_bit(bags, Z):
-    plain, own = (cohort_of(bags, Z, groups) for groups in (None, np.arange(10)[::-1]))
-    assert torch.equal(*(objective.left_out(made, NUMBERS)[0] for made in (plain, own)))
-    assert objective.gradient(plain, NUMBERS)[:2] == objective.gradient(own, NUMBERS)[:2]
-
-
-def test_a_few_groups_at_a_time_give_the_same(bags, Z, monkeypatch):
-    whole = cohort_of(bags, Z, PATIENTS)
-    expected = objective.gradient(whole, NUMBERS)
-    monkeypatch.setattr(leave_groups, "ELEMENTS", 2 * 6**2)
-    monkeypatch.setattr(objective, "KEPT_ELEMENTS", 0)
-    few = cohort_of(bags, Z, PATIENTS)
-    found = objective.gradient(few, NUMBERS)
-    assert len(whole.parcels) == 2 and len(few.parcels) == 3 and not few.kept
-    assert max(len(batch.bags) for batch in few.batches(1)) == 2
-    assert found.score == pytest.approx(expected.score, rel=1e-9)
-    assert np.allclose(found.settings, expected.settings, rtol=1e-6)
 
 
 # --- The public method ------------------------------------------------------------------------
@@ -193,14 +160,16 @@ def learner(Z):
                standardize=False, tuning_budget=7)  # fmt: skip
 
 
-def test_learning_leaves_out_patients(bags, Z, caplog, monkeypatch):
+def test_learning_leaves_out_patients(bags, Z, caplog):
     caplog.set_level(logging.INFO, logger="gpmil")
     model = learner(Z).fit(bags)
     assert model.loo_log_likelihood_ == pytest.approx(model.leave_one_patient_out(bags).mean())
-    assert "leave-one-patient-out" in caplog.text
+    assert "folds left out, patients whole" in caplog.text
     best = max(model.tuning_trace_, key=lambda row: row["objective"])
-    monkeypatch.setattr(leave_groups, "SMALL", np.inf)  # learning takes one step
-    assert model.leave_one_patient_out(bags).mean() == pytest.approx(best["score"], abs=0.02)
+    fold = fair_folds(bags.labels, PATIENTS, folded_cohort.FOLDS, 0)
+    assert all(len(set(fold[p == PATIENTS])) == 1 for p in PATIENTS)
+    slow = refitted_folds(model.with_settings_fixed(), bags, fold)
+    assert best["score"] == pytest.approx(slow.mean(), abs=0.02)
     plain = learner(Z).fit(bags.with_groups(np.arange(10)))
     assert plain.loo_log_likelihood_ == pytest.approx(plain.leave_one_bag_out(bags).mean())
     assert plain.tuning_trace_[0]["score"] != model.tuning_trace_[0]["score"]

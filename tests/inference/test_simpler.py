@@ -10,7 +10,8 @@ from synthetic import pri, some_inducing
 
 from gpmil import Bags
 from gpmil.inference import objective, simpler, tuning
-from gpmil.inference.objective import Cohort, Settings
+from gpmil.inference.folded_cohort import Cohort
+from gpmil.inference.objective import Settings
 from gpmil.inference.tuning import Search, Space, Trial
 from gpmil.models import learning
 
@@ -26,8 +27,9 @@ def bags():
 def search_of(bags, groups=None):
     """A search that has ended at BEST."""
     x, Z = torch.from_numpy(bags.features.astype(float)), torch.zeros(3, 4).double()
+    fold = np.arange(10) % 2
     made = Cohort(
-        x, Z, bags.adjacency, bags.offsets, bags.labels == 1, "rbf", groups=groups
+        x, Z, bags.adjacency, bags.offsets, bags.labels == 1, "rbf", fold, groups=groups
     )  # fmt: skip
     return Search(
         made, Space({}, 2.0, with_effect=True), 0, [Trial("rbf", BEST, -0.4, -0.4)], torch.zeros(3)

@@ -12,8 +12,8 @@ from synthetic import pr, pri
 
 import gpmil
 from gpmil.files import persistence
-from gpmil.inference import objective
-from gpmil.models import fitted, learning
+from gpmil.inference import folded_cohort, objective
+from gpmil.models import fitted
 
 TAU, COUPLING, MEAN, VARIANCE, LENGTH = 0.9, 0.7, -0.4, 2.3, 1.8
 NUMBERS = {
@@ -182,7 +182,7 @@ def test_leaving_a_bag_out_is_refitting_without_it(model, cohort):
 
 def test_the_gradient_of_the_score_is_that_of_its_values(cohort, inducing):
     rows = np.arange(cohort.n_instances)
-    made = learning.cohort(
+    made = folded_cohort.folded(
         cohort,
         rows,
         cohort.labels == 1,

@@ -102,17 +102,20 @@ class Twin:
     def moments(self, b, w):
         return truncated_mean(self.mu(b, w), self.sigma[b], self.labels[b])
 
-    def bound(self, w):
-        """The collapsed bound less its constant."""
-        values = [log_z(self.mu(b, w), self.sigma[b], y) for b, y in enumerate(self.labels)]
+    def bound(self, w, chosen=None):
+        """The collapsed bound of all or chosen bags, less its constant."""
+        chosen = range(len(self.labels)) if chosen is None else chosen
+        values = [log_z(self.mu(b, w), self.sigma[b], self.labels[b]) for b in chosen]
         return sum(values) - w @ w / 2
 
-    def gradient(self, w):
-        return sum(H.T @ self.derivatives(b, w)[0] for b, H in enumerate(self.H)) - w
+    def gradient(self, w, chosen=None):
+        chosen = range(len(self.labels)) if chosen is None else chosen
+        return sum(self.H[b].T @ self.derivatives(b, w)[0] for b in chosen) - w
 
-    def hessian(self, w):
+    def hessian(self, w, chosen=None):
         """J = I + sum_b H_b'A_b H_b, that of minus the bound."""
-        parts = (H.T @ self.derivatives(b, w)[1] @ H for b, H in enumerate(self.H))
+        chosen = range(len(self.labels)) if chosen is None else chosen
+        parts = (self.H[b].T @ self.derivatives(b, w)[1] @ self.H[b] for b in chosen)
         return np.eye(len(w)) + sum(parts)
 
     def fixed_point_jacobian(self, w):
@@ -120,17 +123,17 @@ class Twin:
         parts = (W.T @ self.moments(b, w)[1] @ H for b, (W, H) in enumerate(zip(self.W, self.H)))
         return self.R - sum(parts)
 
-    def fit(self):
+    def fit(self, chosen=None):
         """The maximum of the bound, polished by plain Newton steps."""
         w = minimize(
-            lambda w: -self.bound(w),
+            lambda w: -self.bound(w, chosen),
             np.zeros(len(self.L)),
-            jac=lambda w: -self.gradient(w),
-            hess=self.hessian,
+            jac=lambda w: -self.gradient(w, chosen),
+            hess=lambda w: self.hessian(w, chosen),
             method="trust-exact",
         ).x
         for _ in range(4):
-            w = w + np.linalg.inv(self.hessian(w)) @ self.gradient(w)
+            w = w + np.linalg.inv(self.hessian(w, chosen)) @ self.gradient(w, chosen)
         return w
 
     # Bag b taken out by one Newton step
@@ -184,6 +187,20 @@ class Twin:
         mu = self.mu(b, w - np.linalg.inv(J) @ g)
         return mu, S + S @ (self.K[b] - W @ W.T + W @ np.linalg.inv(R) @ W.T) @ S
 
+    def left_out_of_folds(self, fold):
+        """log p(y_b) of every bag under the fit of the bags of all other folds."""
+        out = np.empty(len(fold))
+        for k in np.unique(fold):
+            rest = np.flatnonzero(fold != k)
+            w, R = self.fit(rest), np.eye(len(self.L))
+            for b in rest:
+                R = R + self.W[b].T @ self.H[b]
+            for b in np.flatnonzero(fold == k):
+                W, S = self.W[b], self.Sigma[b]
+                V = self.K[b] - W @ W.T + W @ np.linalg.inv(R) @ W.T
+                out[b] = self._score(b, self.mu(b, w), S + S @ V @ S)
+        return out
+
     def _score(self, b, mu, S):
         found = ep(torch.from_numpy(mu)[None], torch.from_numpy(S)[None], tol=1e-10)
         log_p = float(found.log_p[0])
@@ -199,6 +216,17 @@ def refitted(model, bags, chosen):
         # log p(y = 1) = -log(1 + e^-odds)
         out.append(-np.logaddexp(0, -log_odds[0] if bags.labels[b] else log_odds[0]))
     return np.array(out)
+
+
+def refitted_folds(model, bags, fold):
+    """log p(y_b) under the model really fitted again without the fold of bag b."""
+    out = np.empty(len(bags))
+    for k in np.unique(fold):
+        own = fold == k
+        again = model.__class__(**model.get_params()).fit(bags[~own])
+        p = again.predict_proba(bags[own])
+        out[own] = np.log(p[np.arange(own.sum()), bags.labels[own]])
+    return out
 
 
 # --- The search, without derivatives ----------------------------------------------------------

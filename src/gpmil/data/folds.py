@@ -32,18 +32,30 @@ def folds(
     if n_folds < 2:
         raise ValueError(f"n_folds: expected at least 2, found {n_folds}.")
     _require_two_of_each(labels, groups)
-    negative = np.flatnonzero(labels == 0) if groups is None else np.unique(groups[labels == 0])
-    candidates = (
-        _stratified(labels, groups, k, seed) for k in range(min(n_folds, len(negative)), 1, -1)
-    )
-    fold = next((fold for fold in candidates if _fair(fold, labels)), None)
-    if fold is None:
-        fold = _halves(labels, groups)
+    fold = fair_folds(labels, groups, n_folds, seed)
     if fold.max() + 1 < n_folds:
         kind = "negative bags" if groups is None else f"{unit}s with a negative bag"
         found = f"{fold.max() + 1} folds instead of {n_folds}"
-        logger.warning("%s: there are %d %s.", found, len(negative), kind)
+        logger.warning("%s: there are %d %s.", found, len(_negative(labels, groups)), kind)
     return fold
+
+
+def fair_folds(
+    labels: Int[np.ndarray, " B"],
+    groups: Shaped[np.ndarray, " B"] | None,
+    n_folds: int,
+    seed: int,
+) -> Int[np.ndarray, " B"]:
+    """The same without a word: two of each class (patients with one) are known to be there."""
+    most = min(n_folds, len(_negative(labels, groups)))
+    candidates = (_stratified(labels, groups, k, seed) for k in range(most, 1, -1))
+    fold = next((fold for fold in candidates if _fair(fold, labels)), None)
+    return _halves(labels, groups) if fold is None else fold
+
+
+def _negative(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+    """The negative bags, or the patients with one."""
+    return np.flatnonzero(labels == 0) if groups is None else np.unique(groups[labels == 0])
 
 
 def _stratified(labels: np.ndarray, groups: np.ndarray | None, k: int, seed: int) -> np.ndarray:

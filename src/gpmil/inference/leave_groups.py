@@ -135,34 +135,9 @@ def without(total: Shares, at: Optimum) -> Without:
     return Without(at.w - leave_out.shortened(step, plain), R_inverse)
 
 
-class Leaves(NamedTuple):
-    """The same to differentiate in two steps: bags -> without, then without -> sums of bags."""
-
-    sums: Shares
-    made: Without  # from the sums and the optimum
-    without: Without  # the same, as leaves
-
-    @classmethod
-    def of(cls, sums: Shares, at: Optimum) -> "Leaves":
-        """From sums without derivatives, at an optimum that collects them."""
-        sums = Shares(*(x.requires_grad_() for x in sums))
-        made = without(sums, at)
-        return cls(sums, made, Without(*(x.detach().requires_grad_() for x in made)))
-
-    def adjoint(self) -> Shares:
-        """Of the sums, once bags have left theirs; the optimum's are collected on the way."""
-        torch.autograd.backward(self.made, [collected(x) for x in self.without])
-        return Shares(*(collected(x) for x in self.sums))
-
-
 def decrement(total: Shares, at: Optimum, left: Without) -> Float[Tensor, " g"]:
     """n'(J - N)^-1 n, twice the rise that the step promises the bound without the group."""
     return (total.n * (at.w - left.w)).sum(-1)
-
-
-def collected(x: Tensor) -> Tensor:
-    """What was collected; zero where the score does not depend on x."""
-    return torch.zeros_like(x) if x.grad is None else x.grad
 
 
 def predicted(

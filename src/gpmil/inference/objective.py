@@ -1,42 +1,37 @@
-"""The mean leave-one-bag-out log likelihood of a cohort at given settings, and its gradient.
+"""The mean log likelihood of bags under fits that have not seen them, and its gradient.
 
-The fit is the maximum w of the collapsed bound, a bag is left out of it as leave_out.py does, the
-bags of a patient together as leave_groups.py does. The gradient in the settings z goes through
-the optimum: with g(w, z) = 0 the condition for w and J = -dg/dw,
+The cohort is cut into folds, patients whole. Without fold k the fit is the maximum w_k of the
+collapsed bound of the other bags, really fitted, and R_k is their R: a step from the fit of all
+bags would stay near a maximum that the bags left out helped to choose, and with a slide effect
+the bound has several. The gradient in the settings z goes through each optimum: with
+g_k(w_k, z) = 0 the condition for w_k and J_k = -dg_k/dw_k,
 
-    d LOO / dz = LOO_z + LOO_w' J^-1 g_z.
+    d score / dz = score_z + sum_k score_w_k' J_k^-1 g_k,z.
 
-Distances between instances and inducing points are kept, so that another z costs no distances;
-bags go in batches of similar size, so that nothing larger than a few bags is differentiated.
+Bags go in batches of similar size (folded_cohort.py): nothing larger than a few is differentiated.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 import torch
-from gpytorch.kernels import Kernel as GPyTorchKernel
-from jaxtyping import Bool, Float, Int, Num, Shaped
+from jaxtyping import Bool, Float, Int
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpmil.coupling.operator import Edges, Precision, bags_block, batches, padded_precision
-from gpmil.inference import leave_groups, leave_out
+from gpmil.inference import leave_out
 from gpmil.inference import solvers as inference
-from gpmil.inference.leave_groups import Parcel, Without, collected
-from gpmil.inference.leave_out import Bag, Optimum
+from gpmil.inference.folded_cohort import Batch, Cohort
+from gpmil.inference.leave_out import Bag
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
 from gpmil.moments.likelihood import Group
 from gpmil.moments.taught import patches
-from gpmil.process.kernels import JITTER, Formula, formula_of
+from gpmil.process.kernels import JITTER
 from gpmil.process.slide_context import whitened
 
-KEPT_ELEMENTS = 2**27  # numbers of cached distances: one GB
 TOLERANCE = 1e-9  # of w
+CHUNK_ROWS = 2048  # instances that solvers take at once, at least
 
 
 class Settings(NamedTuple):
@@ -51,126 +46,7 @@ class Settings(NamedTuple):
     slide_context_lengthscale: float = 1.0  # no meaning where gamma_s is 0
 
 
-# --- The cohort -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StoredRows:
-    """Kernel inputs that are made from stored features when a batch asks for them.
-
-    Features stay where they are, in their own dtype: float64 copies of a whole cohort would take
-    four times the room of float16 ones.
-    """
-
-    features: Num[np.ndarray, "F D"]
-    rows: Int[np.ndarray, " N"]
-    inputs: Callable[[np.ndarray], Tensor]
-    shape: tuple[int, int]  # N, d
-    device: torch.device
-
-    def __getitem__(self, i: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
-        """Some of the rows."""
-        return self.inputs(self.features[self.rows[i.cpu().numpy()]])
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Some bags of similar size; what does not depend on the settings."""
-
-    mask: Bool[Tensor, "b p"]
-    positive: Bool[Tensor, " b"]
-    bags: Int[np.ndarray, " b"]
-    C: Float[Tensor, "b p p"]  # Laplacians, zero in the padding
-    edges: Edges  # the same without padding
-    to_inducing: Float[Tensor, "n j"]  # (n, M), or the inputs themselves, (n, d)
-    within: Float[Tensor, "b p k"]  # (b, p, p), or (b, p, d)
-    parcel: int = 0
-    group: Int[Tensor, " b"] | None = None  # in the parcel; None: every bag is left out alone
-    known: Int[Tensor, " n"] | None = None  # labels of instances
-
-
-class SlidesInContext(NamedTuple):
-    """What the slide context sees of the bags, and its inducing points."""
-
-    z: Float[Tensor, "B d"]
-    points: Float[Tensor, "m d"]
-
-
-@dataclass(frozen=True)
-class Cohort:
-    """A labelled cohort made ready for many settings; `inputs` are what the kernel sees."""
-
-    inputs: Float[Tensor, "N d"] | StoredRows
-    inducing: Float[Tensor, "M d"]
-    adjacency: sp.csr_array
-    offsets: Int[np.ndarray, " b1"]
-    positive: Bool[np.ndarray, " B"]
-    kernel: str | GPyTorchKernel
-    kept: list[Batch] = field(default_factory=list)
-    relevance: bool = False  # every column has a weight: batches then hold inputs, not distances
-    context: SlidesInContext | None = None  # None where gamma_s is 0
-    groups: Shaped[np.ndarray, " B"] | None = None  # whose bags are left out together: patients
-    known: Int[np.ndarray, " N"] | None = None  # labels of instances, -1 where unknown
-
-    @property
-    def formula(self) -> Formula:
-        """The kernel as a function of what can be kept."""
-        return formula_of(self.kernel, self.inputs.device)
-
-    @functools.cached_property
-    def parcels(self) -> list[Parcel]:
-        """The bags that are left out alone, then the others, some groups at a time."""
-        return leave_groups.parcels(self.groups, len(self.positive), len(self.inducing))
-
-    def batches(self, parcel: int | None = None) -> Iterator[Batch]:
-        """All bags or a parcel; kept where memory allows, otherwise made again every time."""
-        sizes, every = np.diff(self.offsets), range(len(self.parcels))
-        small = len(self.inducing) * sizes.sum() + 2 * (sizes**2).sum() <= KEPT_ELEMENTS
-        if small and not self.kept:
-            self.kept.extend(list(self._made(every)))
-        if self.kept:
-            yield from (batch for batch in self.kept if parcel in (None, batch.parcel))
-        else:
-            yield from self._made(every if parcel is None else [parcel])
-
-    def _made(self, parcels: Iterable[int]) -> Iterator[Batch]:
-        sizes, most = np.diff(self.offsets), leave_groups.at_once(len(self.inducing))
-        for k in parcels:
-            chosen, group = self.parcels[k]
-            for bags in batches(chosen, sizes, self.inputs.device):
-                if group is None:
-                    yield self._batch(bags)
-                    continue
-                for some in np.split(bags, range(most, len(bags), most)):
-                    own = torch.from_numpy(group[np.searchsorted(chosen, some)])
-                    found = self._batch(some)
-                    yield replace(found, parcel=k, group=own.to(self.inputs.device))
-
-    def _batch(self, bags: np.ndarray) -> Batch:
-        device = self.inputs.device
-        pairs = _first if self.relevance else self.formula.pairs
-        rows, mask, P = padded_precision(self.adjacency, self.offsets, bags, 1.0)
-        x = self.inputs[torch.from_numpy(rows).to(device)]
-        padded = x.new_zeros(*mask.shape, x.shape[1])
-        padded[mask.to(device)] = x
-        return Batch(
-            mask.to(device),
-            torch.from_numpy(self.positive[bags]).to(device),
-            bags,
-            (P - torch.eye(P.shape[-1], dtype=P.dtype)).to(device),
-            Edges.of(bags_block(self.adjacency, self.offsets, bags, rows), device),
-            pairs(x, self.inducing),
-            pairs(padded, padded),
-            known=None if self.known is None else torch.from_numpy(self.known[rows]).to(device),
-        )
-
-    def with_kernel(self, kernel: str | GPyTorchKernel) -> "Cohort":
-        """The same bags under another kernel."""
-        return replace(self, kernel=kernel, kept=[])
-
-
-def _first(x: Tensor, z: Tensor) -> Tensor:
-    return x
+# --- Bags at some settings -----------------------------------------------------------------------
 
 
 class Theta(NamedTuple):
@@ -240,37 +116,11 @@ def bag_of(
 # --- The objective ----------------------------------------------------------------------------
 
 
-class Fit(NamedTuple):
-    """The fit at some settings: the optimum, and the settings themselves."""
+class Fits(NamedTuple):
+    """The fit without each fold: w, and R = I + sum W'H over the bags of the others."""
 
-    L: Tensor
-    at: Optimum
-    theta: Theta
-    v: Float[Tensor, "B m"] | None = None  # of the slide context
-
-
-def fit(cohort: Cohort, theta: Theta, start: Float[Tensor, " M"] | None = None) -> Fit:
-    """Maximise the collapsed bound in w."""
-    L, v = inducing_factor(cohort, theta), context_rows(cohort, theta)
-    R = torch.eye(len(L) + (0 if v is None else v.shape[1])).to(L)
-    chunks, row = [], 0
-    for batch in cohort.batches():
-        # of a bag only H is held: with Sigma and K a large cohort would take tens of GB
-        bag = bag_of(cohort, batch, theta, L, v, with_K=False)
-        R += bag.W.flatten(0, 1).mT @ bag.H.flatten(0, 1)
-        deviation, offsets = leave_out.flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
-        rows = slice(row, row + len(deviation))  # in the order of the batches, not of the cohort
-        P = Precision.of(batch.edges, slice(0, len(deviation)), float(theta.coupling))
-        tau, own = float(theta.slide_effect), (deviation, offsets, bag.positive, P, rows)
-        group = Group(*own, effect=tau, known=batch.known)
-        chunks.append(Chunk(bag.H[bag.mask], patches(group)))
-        row = rows.stop
-    chol_R = torch.linalg.cholesky((R + R.mT) / 2)
-    problem = Problem(chunks, R, chol_R, float(theta.mean), row, 0.0)
-    w = inference.direct(problem, 100, TOLERANCE, start).w
-    J = inference.collapsed_bound(problem, w)[2]
-    at = Optimum(w, theta.mean, torch.cholesky_inverse(chol_R), torch.linalg.inv((J + J.mT) / 2))
-    return Fit(L, at, theta, v)
+    w: Float[Tensor, "k M"]
+    R_inverse: Float[Tensor, "k M M"]
 
 
 class Held(NamedTuple):
@@ -281,61 +131,115 @@ class Held(NamedTuple):
     v: Float[Tensor, "B m"] | None = None
 
 
-def bag_scores(cohort: Cohort, found: Fit) -> Float[Tensor, " B"]:
-    """log p(y_b) of every bag left out, by plain EP, in the order of the cohort."""
-    out = torch.full((len(cohort.positive),), torch.nan, dtype=torch.float64)
-    held = Held(found.theta, found.L, found.v)
-    for k in range(len(cohort.parcels)):
-        left = _without(cohort, k, held, found.at)
-        for batch in cohort.batches(k):
-            bag = bag_of(cohort, batch, *held)
-            scores = leave_out.smooth_scores(bag, *_predicted(bag, batch, found.at, left))
-            out[torch.from_numpy(batch.bags)] = scores.cpu()
-    return out
+def held_at(cohort: Cohort, theta: Theta) -> Held:
+    """The same at some settings."""
+    return Held(theta, inducing_factor(cohort, theta), context_rows(cohort, theta))
 
 
-def _without(cohort: Cohort, k: int, held: Held, at: Optimum) -> Without | None:
-    """The fit without each group of a parcel; None where bags are left out alone."""
-    sums = _group_sums(cohort, k, held, at)
-    return None if sums is None else leave_groups.without(sums, at)
+class Folds(NamedTuple):
+    """The cohort at some settings as solvers take it: the bags of each fold, and their W'H."""
+
+    chunks: list[list[Chunk]]
+    gram: list[Float[Tensor, "M M"]]
+    c: float
+
+    def without(self, k: int) -> Problem:
+        """The problem of the bags of all other folds."""
+        others = [j for j in range(len(self.gram)) if j != k]
+        R = torch.eye(len(self.gram[k])).to(self.gram[k]) + sum(self.gram[j] for j in others)
+        R = (R + R.mT) / 2
+        chunks = [chunk for j in others for chunk in self.chunks[j]]
+        n = sum(len(chunk.H) for chunk in chunks)
+        return Problem(chunks, R, torch.linalg.cholesky(R), self.c, n, 0.0)
 
 
-def _group_sums(cohort: Cohort, k: int, held: Held, at: Optimum) -> leave_groups.Shares | None:
-    count = cohort.parcels[k].n_groups
-    if not count:
-        return None
-
-    def shares() -> Iterator[tuple[Tensor, leave_groups.Shares]]:
-        for batch in cohort.batches(k):
-            assert batch.group is not None
-            bag = bag_of(cohort, batch, *held, with_K=False)
-            yield batch.group, leave_groups.share_of_bound(bag, at)
-
-    return leave_groups.summed(count, shares())
+def folds_at(cohort: Cohort, held: Held) -> Folds:
+    """H and W'H of every fold. Of a bag only H is held: Sigma and K would take tens of GB."""
+    parts: list[list[Flat]] = [[] for _ in range(cohort.n_folds)]
+    gram = [torch.zeros(()) for _ in parts]
+    for batch in cohort.batches():
+        bag = bag_of(cohort, batch, *held, with_K=False)
+        gram[batch.fold] = gram[batch.fold].to(bag.H) + bag.W.flatten(0, 1).mT @ bag.H.flatten(0, 1)
+        parts[batch.fold].append(Flat.of(bag))
+    tau = float(held.theta.slide_effect)
+    return Folds([joined(some, tau) for some in parts], gram, float(held.theta.mean))
 
 
-def _predicted(bag: Bag, batch: Batch, at: Optimum, left: Without | None) -> tuple[Tensor, Tensor]:
-    """mu and S of every bag without it, or without its group."""
-    if left is None or batch.group is None:
-        return leave_out.mean_direct(bag, at), leave_out.covariance(bag, at)
-    return leave_groups.predicted(bag, batch.group, at.c, left)
+class Flat(NamedTuple):
+    """Bags one after the other, without padding."""
+
+    H: Float[Tensor, "n M"]
+    deviation: Float[Tensor, " n"]
+    sizes: Int[Tensor, " b"]
+    positive: Bool[Tensor, " b"]
+    known: Int[Tensor, " n"] | None
+
+    @classmethod
+    def of(cls, bag: Bag) -> "Flat":
+        """The same bags as they are left out."""
+        deviation = bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt()[bag.mask]
+        known = None if bag.known is None else bag.known[bag.mask]
+        return cls(bag.H[bag.mask], deviation, bag.mask.sum(-1), bag.positive, known)
+
+    def chunk(self, tau: float) -> Chunk:
+        """As solvers take them; no precision, which the direct solver does not ask for."""
+        offsets = torch.cat([self.sizes.new_zeros(1), self.sizes.cumsum(0)])
+        rows = slice(0, len(self.deviation))
+        group = Group(
+            self.deviation, offsets, self.positive, None, rows, effect=tau, known=self.known
+        )
+        return Chunk(self.H, patches(group))
 
 
-def value(
-    cohort: Cohort, settings: Settings, start: Tensor | None = None
-) -> tuple[float, Float[Tensor, " M"]]:
-    """The mean leave-one-bag-out log likelihood, and w."""
-    scores, w = left_out(cohort, settings, start)
-    return float(scores.mean()), w
+def joined(parts: list[Flat], tau: float) -> list[Chunk]:
+    """Chunks of whole batches, CHUNK_ROWS and more where there are as many: few, not tiny."""
+    found: list[Chunk] = []
+    while parts:
+        rows = np.cumsum([len(part.H) for part in parts])
+        n = 1 + int(np.searchsorted(rows[:-1], CHUNK_ROWS))
+        H, deviation, sizes, positive, known = zip(*parts[:n], strict=True)
+        whole = [torch.cat(column) for column in (H, deviation, sizes, positive)]
+        labels = None if known[0] is None else torch.cat(known)
+        found.append(Flat._make([*whole, labels]).chunk(tau))
+        parts = parts[n:]
+    return found
+
+
+def fit(folds: Folds, start: Float[Tensor, "k M"] | None = None) -> Fits:
+    """Maximise the collapsed bound without each fold; from zero, or from fits of the same folds."""
+    problems = [folds.without(k) for k in range(len(folds.gram))]
+    starts = [None for _ in problems] if start is None else list(start)
+    w = [inference.direct(p, 100, TOLERANCE, s).w for p, s in zip(problems, starts, strict=True)]
+    inverse = [torch.cholesky_inverse(p.chol_R) for p in problems]
+    return Fits(torch.stack(w), torch.stack(inverse))
+
+
+def scores(cohort: Cohort, batch: Batch, held: Held, fits: Fits) -> Float[Tensor, " b"]:
+    """log p(y_b) of some bags of one fold under the fit without it, by plain EP."""
+    bag, k = bag_of(cohort, batch, *held), batch.fold
+    S = leave_out.covariance_from(bag, bag.H @ fits.R_inverse[k] @ bag.H.mT)
+    return leave_out.smooth_scores(bag, held.theta.mean + bag.H @ fits.w[k], S)
 
 
 def left_out(
     cohort: Cohort, settings: Settings, start: Tensor | None = None
-) -> tuple[Float[Tensor, " B"], Float[Tensor, " M"]]:
-    """The log likelihood of every bag without it (without its patient), and w."""
+) -> tuple[Float[Tensor, " B"], Float[Tensor, "k M"]]:
+    """log p(y_b) of every bag under the fit without its fold, in the order of the cohort, and w."""
     with torch.no_grad():
-        found = fit(cohort, theta_of(settings, cohort.inputs.device), start)
-        return bag_scores(cohort, found), found.at.w
+        held = held_at(cohort, theta_of(settings, cohort.inputs.device))
+        fits = fit(folds_at(cohort, held), start)
+        out = torch.full((len(cohort.positive),), torch.nan, dtype=torch.float64)
+        for batch in cohort.batches():
+            out[torch.from_numpy(batch.bags)] = scores(cohort, batch, held, fits).cpu()
+    return out, fits.w
+
+
+def value(
+    cohort: Cohort, settings: Settings, start: Tensor | None = None
+) -> tuple[float, Float[Tensor, "k M"]]:
+    """The mean log likelihood of a bag under the fit without its fold, and w."""
+    found, w = left_out(cohort, settings, start)
+    return float(found.mean()), w
 
 
 def theta_of(
@@ -357,7 +261,7 @@ class Slopes(NamedTuple):
 
     score: float
     settings: Settings
-    w: Float[Tensor, " M"]
+    w: Float[Tensor, "k M"]
     weights: Float[np.ndarray, " d"] | None
 
 
@@ -370,30 +274,24 @@ def gradient(
     """The same with its derivatives in the settings (and the weights of the columns)."""
     theta = theta_of(settings, cohort.inputs.device, weights)
     with torch.no_grad():
-        found = fit(cohort, theta, start)
+        folds = folds_at(cohort, held_at(cohort, theta))
+        found = fit(folds, start)
     for x in theta:
         if isinstance(x, Tensor):
             x.requires_grad_()
-    w, R_inverse, J_inverse = (
-        x.detach().clone().requires_grad_() for x in (found.at.w, *found.at[2:])
-    )
+    fits = Fits(*(_leaf(x) for x in found))
     with torch.enable_grad():
-        L_of_theta, v_of_theta = inducing_factor(cohort, theta), context_rows(cohort, theta)
-        held = Held(theta, _leaf(L_of_theta), None if v_of_theta is None else _leaf(v_of_theta))
-        score = _score_at(cohort, held, Optimum(w, theta.mean, R_inverse, J_inverse))
-        # d X^-1 = -X^-1 dX X^-1
-        R_bar, J_bar = (
-            -x.detach().mT @ collected(x) @ x.detach().mT for x in (R_inverse, J_inverse)
-        )
-        _through_matrices(cohort, held, w, R_bar, J_bar)
-        _through_optimum(cohort, held, w.detach(), found.at.J_inverse @ collected(w))
-        L_of_theta.backward(held.L.grad)
-        if v_of_theta is not None and held.v is not None:
-            v_of_theta.backward(held.v.grad)
+        made = held_at(cohort, theta)
+        held = Held(theta, _leaf(made.L), None if made.v is None else _leaf(made.v))
+        score = _score_at(cohort, held, fits)
+        _through_fits(cohort, held, found, *_adjoint(folds, fits))
+        made.L.backward(held.L.grad)
+        if made.v is not None and held.v is not None:
+            made.v.backward(held.v.grad)
     return Slopes(
         score,
         Settings(*(float(collected(x)) if isinstance(x, Tensor) else 0.0 for x in theta[:7])),
-        w.detach(),
+        found.w,
         None if theta.weights is None else collected(theta.weights).cpu().numpy(),
     )
 
@@ -402,49 +300,45 @@ def _leaf(x: Tensor) -> Tensor:
     return x.detach().requires_grad_()
 
 
-def _score_at(cohort: Cohort, held: Held, at: Optimum) -> float:
-    """The score with w, R and J held; their adjoints are collected on the way."""
+def collected(x: Tensor) -> Tensor:
+    """What was collected; zero where the score does not depend on x."""
+    return torch.zeros_like(x) if x.grad is None else x.grad
+
+
+def _score_at(cohort: Cohort, held: Held, fits: Fits) -> float:
+    """The score with w and R of every fold held; their adjoints are collected on the way."""
     total = 0.0
-    for k in range(len(cohort.parcels)):
-        with torch.no_grad():
-            sums = _group_sums(cohort, k, held, at)
-        left = None if sums is None else leave_groups.Leaves.of(sums, at)
-        for batch in cohort.batches(k):
-            bag = bag_of(cohort, batch, *held)
-            made = _predicted(bag, batch, at, None if left is None else left.without)
-            part = leave_out.smooth_scores(bag, *made).sum() / len(cohort.positive)
-            part.backward()
-            total += float(part.detach())
-        if left is not None:
-            _through_groups(cohort, k, held, at, left.adjoint())
+    for batch in cohort.batches():
+        part = scores(cohort, batch, held, fits).sum() / len(cohort.positive)
+        part.backward()
+        total += float(part.detach())
     return total
 
 
-def _through_groups(
-    cohort: Cohort, k: int, held: Held, at: Optimum, adjoint: leave_groups.Shares
+def _adjoint(folds: Folds, fits: Fits) -> tuple[Float[Tensor, "k M"], Float[Tensor, "k M M"]]:
+    """v_k = J_k^-1 score_w_k, and what the score says of R_k."""
+    v = []
+    for k, (w, bar) in enumerate(zip(fits.w.detach(), collected(fits.w), strict=True)):
+        J = inference.collapsed_bound(folds.without(k), w)[2]
+        v.append(torch.linalg.solve((J + J.mT) / 2, bar))
+    # d R^-1 = -R^-1 dR R^-1
+    inverse = fits.R_inverse.detach()
+    return torch.stack(v), -inverse @ collected(fits.R_inverse) @ inverse
+
+
+def _through_fits(
+    cohort: Cohort,
+    held: Held,
+    fits: Fits,
+    v: Float[Tensor, "k M"],
+    R_bar: Float[Tensor, "k M M"],
 ) -> None:
-    """What the sums of the groups add."""
-    for batch in cohort.batches(k):
-        bag = bag_of(cohort, batch, *held, with_K=False)
-        shares = leave_groups.share_of_bound(bag, at)
-        parts = [(x * bar[batch.group]).sum() for x, bar in zip(shares, adjoint)]
-        torch.stack(parts).sum().backward()
-
-
-def _through_matrices(cohort: Cohort, held: Held, w: Tensor, R_bar: Tensor, J_bar: Tensor) -> None:
-    """What R = I + sum W'H and J = I + sum H'A H, A = diag(bend) + left right', add."""
+    """What g_k = sum H'gamma - w_k = 0 and R_k = I + sum W'H add, sums over the other folds."""
     for batch in cohort.batches():
         bag = bag_of(cohort, batch, *held, with_K=False)
-        _, bend, *sides = leave_out.curvature(bag, held.theta.mean + bag.H @ w)
-        left, right = ((side[..., None] * bag.H[:, :, None]).sum(1) for side in sides)
-        out = ((bag.W @ R_bar) * bag.H).sum() + ((left @ J_bar) * right).sum()
-        out = out + (bend * ((bag.H @ J_bar) * bag.H).sum(-1)).sum()
+        others = [k for k in range(cohort.n_folds) if k != batch.fold]
+        mu = held.theta.mean + torch.einsum("bpm,km->kbp", bag.H, fits.w[others])
+        push = torch.einsum("bpm,km->kbp", bag.H, v[others])
+        out = (push * leave_out.gammas(bag, mu)).sum()
+        out = out + ((bag.W @ R_bar[others].sum(0)) * bag.H).sum()
         out.backward()
-
-
-def _through_optimum(cohort: Cohort, held: Held, w: Tensor, v: Tensor) -> None:
-    """What the condition g(w, z) = sum H'gamma - w = 0 adds, v = J^-1 LOO_w."""
-    for batch in cohort.batches():
-        bag = bag_of(cohort, batch, *held, with_K=False)
-        gamma = leave_out.curvature(bag, held.theta.mean + bag.H @ w).gamma
-        ((bag.H @ v) * gamma).sum().backward()

@@ -1,6 +1,6 @@
 """Kernel, prior mean, coupling, slide effect and slide context, from bags' labels alone.
 
-What is maximised is the mean leave-one-bag-out log likelihood (objective.py) over
+What is maximised is the mean log likelihood of bags in folds left out (objective.py) over
 
     z = (log variance, log(length / sqrt d), c / sqrt(1 + variance), log lambda, log tau,
          log gamma_s, log(length_s / sqrt d)),
@@ -20,8 +20,8 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 from torch import Tensor
 
-from gpmil.inference.leave_groups import collected
-from gpmil.inference.objective import Cohort, Settings, gradient, value
+from gpmil.inference.folded_cohort import Cohort
+from gpmil.inference.objective import Settings, collected, gradient, value
 
 logger = logging.getLogger("gpmil")
 
@@ -173,7 +173,7 @@ class Spent(Exception):
 
 
 class Trial(NamedTuple):
-    """Settings that were tried: their leave-one-bag-out score, and with the prior."""
+    """Settings that were tried: the score of bags left out, and the same with the prior."""
 
     kernel: str
     settings: Settings
@@ -238,7 +238,7 @@ class Search:
 
 
 def search(cohort: Cohort, space: Space, budget: int) -> Search:
-    """Climb the leave-one-bag-out likelihood with about `budget` fits' worth of work."""
+    """Climb the likelihood of bags left out with about `budget` fits' worth of work."""
     found, begin = started(cohort, space, budget)
     climb(found, begin)
     return found
@@ -272,7 +272,7 @@ def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np
     scores = [found.value(np.array(z)) for z in starts]
     if not found.trace:
         raise ValueError(
-            "the leave-one-bag-out likelihood is not a number at any of the starting settings: "
+            "the likelihood of bags left out is not a number at any of the starting settings: "
             "features far from unit scale? Standardise them, or give the settings as numbers."
         )
     return found, np.array(starts[int(np.argmax(scores))])

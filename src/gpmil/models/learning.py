@@ -1,6 +1,6 @@
 """From a cohort to the settings that "auto" stands for, and every bag left out of the fit.
 
-Settings are judged by the likelihood of every bag under the fit without it; tuning.py searches.
+Settings are judged by the likelihood of every bag under a fit without its fold; tuning.py searches.
 """
 
 import copy
@@ -22,8 +22,9 @@ from gpmil.data.folds import left_out_together, share_patients, whole_patients
 from gpmil.distributed import Facts, Plan, WholeCohort
 from gpmil.inference import simpler, tuning
 from gpmil.inference import solvers as inference
+from gpmil.inference.folded_cohort import Cohort, SlidesInContext, folded
 from gpmil.inference.leave_out import label_scores
-from gpmil.inference.objective import Cohort, Settings, SlidesInContext, StoredRows
+from gpmil.inference.objective import Settings
 from gpmil.inference.pieces import LIKELIHOODS
 from gpmil.inference.simpler import Kept
 from gpmil.inference.tuning import Space
@@ -39,7 +40,6 @@ logger = logging.getLogger("gpmil")
 
 MOST_BAGS = 500  # bags that tuning looks at
 MOST_INSTANCES = 1_000  # instances per bag that tuning looks at
-CONVERTED = 2**24  # numbers converted to float64 at once: 128 MB
 LARGE_H = 1e9  # bytes of H in float64 from which "auto" stores float32
 MOST_LENGTHS = 256  # that "ard" learns
 CPU = torch.device("cpu")
@@ -125,28 +125,6 @@ def thinned_rows(
         for start, stop in zip(bags.offsets[:-1], bags.offsets[1:], strict=True)
     ]
     return np.concatenate(kept)
-
-
-def cohort(
-    bags: Bags,
-    rows: Int[np.ndarray, " n"],
-    positive: np.ndarray,
-    inputs: Callable[[np.ndarray], Tensor],
-    inducing: Float[Tensor, "M d"],
-    kernel: str | GPyTorchKernel,
-    groups: Shaped[np.ndarray, " B"] | None = None,
-) -> Cohort:
-    """The chosen rows of the bags as tuning takes them; many are converted batch by batch."""
-    sizes = np.bincount(bags.bag_index[rows], minlength=len(bags))
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    adjacency = bags.adjacency[rows][:, rows]
-    shape = (len(rows), inducing.shape[1])
-    made: Tensor | StoredRows
-    if shape[0] * shape[1] <= CONVERTED:
-        made = inputs(bags.features[rows])
-    else:
-        made = StoredRows(bags.features, rows, inputs, shape, inducing.device)
-    return Cohort(made, inducing, adjacency, offsets, positive, kernel, groups=groups)
 
 
 def learn(
@@ -239,7 +217,7 @@ class TunedGP(PatientGP):
     def _learn(
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
     ) -> None:
-        """Replace what is "auto" by what the leave-one-bag-out likelihood prefers."""
+        """Replace what is "auto" by what the likelihood of bags left out prefers."""
         names, budget = self._learned_names(), int(self.tuning_budget)
         ard = "lengthscale" in names and is_word(self.lengthscale, "ard")
         self._check_learnable(labels, ard)
@@ -262,9 +240,9 @@ class TunedGP(PatientGP):
         if not self._is_taught():  # with labels of patches in it no share of bags compares
             self._warn_of_guessing(labels[chosen])
         logger.info(
-            "learned from %d bags: %s; leave-one-%s-out log likelihood %.4f per bag",
-            len(chosen), tuning.in_words(found.settings), "bag" if groups is None else "patient",
-            self.loo_log_likelihood_,
+            "learned from %d bags: %s; log likelihood %.4f per bag in %d folds left out%s",
+            len(chosen), tuning.in_words(found.settings), self.loo_log_likelihood_, made.n_folds,
+            "" if groups is None else ", patients whole",
         )  # fmt: skip
 
     def _learned_from(
@@ -301,9 +279,9 @@ class TunedGP(PatientGP):
         taught = self._is_taught()
         rows = thinned_rows(bags, lambda b: self._first_look(b, labels), taught)
         inducing = self._inputs(self.inducing_points_, device)
-        made = cohort(
+        made = folded(
             bags, rows, labels == 1, lambda x: self._inputs(x, device), inducing, self.kernel_,
-            groups,
+            groups, self._seed(),
         )  # fmt: skip
         known = bags.instance_labels[rows] if taught else None
         return replace(made, context=self._slides_in_context(bags, device), known=known)

@@ -121,9 +121,8 @@ class PointsOnLesions(TunedGP):
         chosen, groups = self._learned_from(labels, cohort.whole.groups)
         without = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], device, groups)
         more = torch.cat([without.inducing, self._inputs(points, device)])
-        theta = objective.theta_of(self._settings(), device)
         before, after = (
-            objective.bag_scores(one, objective.fit(one, theta)).numpy()
+            objective.left_out(one, self._settings())[0].numpy()
             for one in (without, dataclasses.replace(without, inducing=more, kept=[]))
         )
         return after - before, groups
