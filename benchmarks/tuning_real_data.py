@@ -7,7 +7,7 @@
   they are known, everything learned inside the training folds, predictions pooled within a fold
   seed, means over fold seeds.
 * musk1, elephant: ten-fold cross-validations with ten seeds.
-* simulated1800: 1,000 simulated slides to train on, 800 others to judge.
+* simulated1800: 1,000 simulated slides to train on, 800 others to judge, another cohort per seed.
 """
 
 import argparse
@@ -32,10 +32,11 @@ TRAINED_ON = 1000  # of the 1,800
 LEARNED = ("variance", "lengthscale", "mean", "coupling", "slide_effect", "slide_context")
 
 
-def cohort(folder, name):
-    """The bags of a set."""
+def cohort(folder, name, seed=0):
+    """The bags of a set; of the large simulated one another cohort for every seed."""
     if name in SIMULATED:
-        return gpmil.simulate.cohort(n_bags=SIMULATED[name], seed=0)
+        own = seed if name == "simulated1800" else 0
+        return gpmil.simulate.cohort(n_bags=SIMULATED[name], seed=own)
     return read(folder, name)
 
 
@@ -110,16 +111,17 @@ def setting(item):
 
 def study(args, name, kind, extra):
     """One set, one model: means and spreads over seeds, printed and returned."""
-    bags, start = cohort(args.data, name), time.perf_counter()
+    start = time.perf_counter()
     settings = (SETS[name][2] if name in SETS else {}) | extra
-    seeds = 1 if name == "simulated1800" else args.seeds if bags.has_geometry else 10
-    work = [(s, *cut) for s in range(seeds) for cut in splits(name, bags, s)]
+    seeds = args.seeds if cohort(args.data, name).has_geometry else 10
+    bags = [cohort(args.data, name, s) for s in range(seeds)]
+    work = [(s, *cut) for s in range(seeds) for cut in splits(name, bags[s], s)]
     done = Parallel(n_jobs=args.jobs)(
-        delayed(fold)(bags, CLASSES[kind](random_state=0, **settings), train, test)
-        for _, train, test in work
+        delayed(fold)(bags[s], CLASSES[kind](random_state=0, **settings), train, test)
+        for s, train, test in work
     )
     by_seed = [
-        judge(*pooled(bags, [d for d, (seed, *_) in zip(done, work) if seed == s]))
+        judge(*pooled(bags[s], [d for d, (seed, *_) in zip(done, work) if seed == s]))
         for s in range(seeds)
     ]
     table = {k: np.array([m.get(k, np.nan) for m in by_seed]) for k in by_seed[0]}

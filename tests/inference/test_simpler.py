@@ -75,8 +75,8 @@ STEPS = np.array([0.2, 0.1, 0.3, -0.1, 0.0, -0.2, 0.1, 0.2, 0.0, 0.1])  # mean .
     [
         ("coupling", STEPS - 0.03, 0.6),  # and what maps need
         ("coupling", 0.03 - STEPS, 0.6),
-        ("coupling", -STEPS, 0.6),
-        ("coupling", -STEPS - 0.03, 0.0),  # by more than twice
+        ("coupling", 0.02 - STEPS, 0.0),  # better without it by more than one
+        ("coupling", -STEPS, 0.0),
     ],
 )
 def test_what_is_kept_inside_the_standard_error(bags, judged, name, gain, kept, caplog):

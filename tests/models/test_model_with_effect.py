@@ -264,7 +264,18 @@ def test_a_length_whose_square_is_no_number_is_damage(cohort, tmp_path):
         gpmil.load(tmp_path / "m")
 
 
-@pytest.mark.parametrize("bad", [-1.0, float("nan"), "much", None])
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), "much", [0.5]])
 def test_effects_that_cannot_be_are_refused(bad, cohort):
     with pytest.raises(ValueError, match="slide_effect"):
         pri(slide_effect=bad).fit(cohort)
+
+
+def test_the_effect_is_learned_where_another_setting_is(cohort):
+    """None, the default, spares those who give every setting a search."""
+    given = {"variance": 1.7, "lengthscale": 2.1, "mean": -0.6, "coupling": 0.4, "n_inducing": 5}
+    alone = gpmil.VGPMILPRI(**given, random_state=0).fit(cohort)
+    assert alone.slide_effect_ == 0 and alone.tuning_trace_ is None
+    learned = gpmil.VGPMILPRI(**given | {"mean": "auto"}, tuning_budget=3, random_state=0)
+    assert learned.fit(cohort).slide_effect_ > 0
+    coupled = {"mean": "auto", "moments": "coupled", "tuning_budget": 1}
+    assert gpmil.VGPMILPRI(**given | coupled, random_state=0).fit(cohort).slide_effect_ == 0

@@ -188,7 +188,8 @@ class TunedGP(PatientGP):
         if is_word(self.mean, "balanced"):
             variance = self._own_variance() if self.variance_ is None else self.variance_
             self.mean_ = balanced_level(cohort.whole.sizes) * math.sqrt(1 + variance)
-        self.slide_effect_ = 1.0 if is_word(self.slide_effect, "auto") else float(self.slide_effect)
+        learned = "slide_effect" in self._learned_names()
+        self.slide_effect_ = 1.0 if learned else float(self.slide_effect or 0.0)
         self._set_context_numbers()
         self._check_kernel(device)
         self.tuning_trace_, self.loo_log_likelihood_ = None, None
@@ -203,7 +204,7 @@ class TunedGP(PatientGP):
     def _learned_names(self) -> list[str]:
         """The settings that are "auto" and apply."""
         own_kernel = isinstance(self.kernel, GPyTorchKernel)
-        named = ("mean", "coupling", "slide_effect", "slide_context")
+        named = ("mean", "coupling", "slide_context")
         names = [n for n in named if is_word(getattr(self, n, 0.0), "auto")]
         if not own_kernel:
             names += ["variance"] if is_word(self.variance, "auto") else []
@@ -212,7 +213,11 @@ class TunedGP(PatientGP):
             names.append("slide_context_lengthscale")
         if "coupling" in names and self.coupling_ == 0:
             names.remove("coupling")  # no edges
-        return [*names, "kernel"] if is_word(self.kernel, "auto") else names
+        names += ["kernel"] if is_word(self.kernel, "auto") else []
+        # nobody who gives all settings waits for a search, or for thirty times as many moments
+        with_others = self.slide_effect is None and names and self.moments == "diagonal"
+        learned = with_others or is_word(self.slide_effect, "auto")
+        return [*names, "slide_effect"] if learned else names
 
     def _learn(
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device

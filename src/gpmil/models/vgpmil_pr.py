@@ -52,8 +52,8 @@ class VGPMILPR(TeachableGP):
     variance, lengthscale, mean : "auto", float, or for the length scale an array
         Kernel variance, length scale and the constant prior mean c, in the space of standardised
         features. "auto": learned in fit, together, from the labels of the bags, by maximising the
-        likelihood of every bag's label under the fit without that bag (without its patient, where
-        `bags.groups` names patients with several bags). `lengthscale="sqrt_dim"`
+        likelihood of every bag's label under a fit without its fold, one of five (patients whole,
+        where `bags.groups` names them). `lengthscale="sqrt_dim"`
         is the square root of the number of features (the paper); "ard" learns one length per column
         after the common one (up to 256 columns, many bags), an array gives them. `mean="balanced"`
         is the one at which a bag of median size is positive with probability one half.
@@ -71,9 +71,10 @@ class VGPMILPR(TeachableGP):
         Truncated moments of the patch variables: the paper's independent patches, or all the
         correlation of neighbours, by expectation propagation; with a slide effect at each of
         twenty to thirty values of it, which takes as many times as long.
-    slide_effect : float or "auto"
+    slide_effect : None, "auto" or float
         tau >= 0, the deviation of what all patches of a slide share beyond their features (stain,
-        scanner); 0 is the paper. "auto": learned with the other settings.
+        scanner); 0 is the paper. "auto": learned with the other settings. None: learned where any
+        of the others is (and `moments` are "diagonal"), 0 where all are given.
     slide_context, slide_context_lengthscale : float or "auto"
         gamma_s >= 0, the variance of a second process on the mean feature of the slide, which is
         added to every patch, and its length; 0 is the strict multiple-instance rule. "auto":
@@ -131,7 +132,7 @@ class VGPMILPR(TeachableGP):
     n_components: Any = None
     solver: Any = "direct"
     moments: Any = "diagonal"
-    slide_effect: Any = 0.0
+    slide_effect: Any = None
     slide_context: Any = 0.0
     slide_context_lengthscale: Any = "auto"
     instance_labels: Any = "ignore"
@@ -308,7 +309,8 @@ class VGPMILPR(TeachableGP):
         one_of("moments", self.moments, tuple(LIKELIHOODS))
         one_of("solver", self.solver, SOLVERS)
         self._check_optimize()
-        word_or_number("slide_effect", self.slide_effect, ("auto",), least=0)
+        if self.slide_effect is not None:
+            word_or_number("slide_effect", self.slide_effect, ("auto",), least=0)
         self._check_slide_context()
         self._check_teaching()
         self._check_aim()

@@ -81,7 +81,7 @@ def gaussian(common: Mapping[str, Any], quick: bool) -> list[Method]:
 
 
 def learned(common: Mapping[str, Any], quick: bool) -> list[Method]:
-    """VGPMIL-PR-I with settings from the leave-one-bag-out likelihood: the paper's, and one more.
+    """VGPMIL-PR-I with settings learned from bags left out: the paper's, and one more.
 
     The slide effect is what all patches of a slide share beyond their features; the paper has none.
     """
