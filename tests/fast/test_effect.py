@@ -214,7 +214,7 @@ def calls(monkeypatch):
 
 
 def test_few_patches_go_the_plain_way(calls):
-    mu, sigma, positive, offsets, row = bags_at(-2.0, sizes=(3, 40, 9))
+    mu, sigma, positive, offsets, row = bags_at(-2.0, sizes=(3, 1, 2))
     assert len(mu) < compiled.WORTH_PATCHES
     for what in (slide_effect.moments, slide_effect.gradient):
         what(mu, sigma, positive, offsets, 0.7, row)

@@ -624,7 +624,7 @@ def test_progress_lines(cohort, bowl, caplog):
 
 # --- The models -------------------------------------------------------------------------------
 
-LEARNED = ("variance_", "lengthscale_", "mean_", "coupling_")
+LEARNED = ("variance_", "lengthscale_", "mean_", "coupling_", "slide_effect_")
 
 
 def numbers_of(model):
@@ -636,11 +636,12 @@ def learned(bags, Z):
     return learner(Z, tuning_budget=20).fit(bags)
 
 
-def test_by_default_all_four_are_learned(bags, Z, learned):
+def test_by_default_all_five_are_learned(bags, Z, learned):
     params = VGPMILPRI().get_params()
     assert {params[n] for n in ("variance", "lengthscale", "mean", "coupling")} == {"auto"}
+    assert params["slide_effect"] is None and learned.slide_effect_ > 0  # with the others
     first = Settings(*(learned.tuning_trace_[0][n] for n in Settings._fields))
-    assert all(a != b for a, b in zip(numbers_of(learned)[:4], first[:4]))
+    assert all(a != b for a, b in zip(numbers_of(learned)[:5], first[:5]))
     best = max(learned.tuning_trace_, key=lambda row: row["objective"])
     assert numbers_of(learned) == tuple(best[n] for n in Settings._fields)
     assert learned.kernel_ == "rbf" and learned.converged_

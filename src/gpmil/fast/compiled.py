@@ -26,7 +26,7 @@ from gpmil.coupling.operator import Precision
 
 logger = logging.getLogger("gpmil")
 WORTH = 2**20  # numbers in H from which the loop is used: below, the plain pass takes a millisecond
-WORTH_PATCHES = 2**6  # patches from which sums over a slide effect are compiled
+WORTH_PATCHES = 2**3  # patches from which sums over a slide effect are compiled
 
 Sums = tuple[float, Float[Tensor, " M"]]
 
