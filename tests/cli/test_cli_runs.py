@@ -22,6 +22,7 @@ from gpmil.runs import judge
 from gpmil.runs.data_card import cache_of, data_card, fingerprint
 from gpmil.runs.files import read_patches, read_predictions
 from gpmil.runs.judge import NO_PATIENT
+from gpmil.runs.patient_table import read_patients
 from gpmil.runs.workspace import UNITS
 
 FIXED = ["--variance", "2.3", "--lengthscale", "1.9", "--mean", "-1.7", "--n-inducing", "12"]
@@ -69,7 +70,7 @@ def test_a_run_is_a_folder(place):
     found = {name: {p.name for p in (place / name).iterdir()} for name in ("fit", "cv", "new")}
     assert found == {
         "fit": common | {"model", "splits.csv", "patients.csv"},
-        "cv": common | reported | {"splits.csv"},
+        "cv": common | reported | {"splits.csv", "patients.csv"},
         "new": common | {"patients.csv"},
     }
     assert {p.name for p in place.iterdir()} == {"own.csv", "fit", "cv", "new"}
@@ -131,6 +132,12 @@ def test_cv_predicts_every_slide_by_a_model_that_has_not_seen_its_patient(place)
         own = table[table["fold"] == fold].set_index("slide").loc[held_out.names.tolist()]
         expected = model.predict_proba(held_out)[:, 1]
         np.testing.assert_allclose(own["probability"], expected, rtol=1e-7)
+        jointly, said = model.predict_patients(held_out), read_patients(place / "cv")
+        said = said[said["fold"] == fold].set_index("patient").loc[jointly.patients.tolist()]
+        np.testing.assert_allclose(said["probability"], jointly.proba[:, 1], rtol=1e-7)
+    judged = json.loads((place / "cv" / "metrics.json").read_text())["patients"]
+    assert judged["patients"] == judged["positive"] == 9  # every patient has a positive slide
+    assert ">Patients</h2>" in (place / "cv" / "report.html").read_text()
 
 
 def test_splits_csv_is_read_back(place, tmp_path, _no_report):

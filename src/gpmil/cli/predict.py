@@ -129,9 +129,9 @@ def run(
         step("writing")
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         table = read_predictions(space.folder)
-        found = judge_run(space.folder, table)
         if len(models) == 1:
             write_patients(space, next(iter(models.values())), bags)
+        found = judge_run(space.folder, table)
         if found:
             space.write(METRICS, json_bytes(noted | found))
         write_report(space.folder)

@@ -55,9 +55,9 @@ def show_metrics(found: Mapping[str, Any]) -> None:
         for name in names if what in found else ():
             estimate = estimate_of(found[what]["metrics"][name])
             print_line(f"{what} {name.replace('_', ' ')}: {estimate}")
-    for name, rate in found.get("slides", {}).get("operating", {}).items():
-        ends = f"{rate['value']:.3f} ({rate['low']:.3f} to {rate['high']:.3f})"
-        print_line(f"slides {name}: {ends}, of {rate['slides']:.0f}")
+        for name, rate in found.get(what, {}).get("operating", {}).items():
+            ends = f"{rate['value']:.3f} ({rate['low']:.3f} to {rate['high']:.3f})"
+            print_line(f"{what} {name}: {ends}, of {rate['slides']:.0f}")
     if "slides" in found:
         patients = found["slides"]["patients"]
         known = f"Slides of one patient stay together; intervals by patient, of {patients}."
@@ -66,5 +66,6 @@ def show_metrics(found: Mapping[str, Any]) -> None:
 
 SHOWN = {
     "slides": ("auc", "average_precision", "accuracy", "log_loss", "calibration_error"),
+    "patients": ("auc", "accuracy", "log_loss"),
     "patches": ("auc", "average_precision", "within_bag_auc", "false_discovery_rate", "power"),
 }
