@@ -52,8 +52,9 @@ def show_metrics(found: Mapping[str, Any]) -> None:
         print_line(f"coupling {coupling}:")
         show_metrics(part)
     for what, names in SHOWN.items():
-        for name in names if what in found else ():
-            estimate = estimate_of(found[what]["metrics"][name])
+        known = found.get(what, {}).get("metrics", {})
+        for name in (name for name in names if name in known):
+            estimate = estimate_of(known[name])
             print_line(f"{what} {name.replace('_', ' ')}: {estimate}")
         for name, rate in found.get(what, {}).get("operating", {}).items():
             ends = f"{rate['value']:.3f} ({rate['low']:.3f} to {rate['high']:.3f})"

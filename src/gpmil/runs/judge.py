@@ -16,6 +16,7 @@ from gpmil.runs.patient_table import read_patients, with_labels_of_slides
 
 RESAMPLES = 1000
 MANY_PATCHES, FEWER_RESAMPLES = 200_000, 200
+CALLED = ("accuracy", "precision", "recall", "f1")  # metrics of calls
 NO_PATIENT = (
     "No patient is known: every slide is taken as a patient of its own. If patients have several "
     "slides, folds leak and intervals are too narrow: give --patient."
@@ -56,7 +57,7 @@ def _slide_metrics(known: pd.DataFrame) -> dict[str, Any]:
     groups = known["group"].to_numpy()
     labels = known["label"].to_numpy().astype(np.int64)
     probability = known["probability"].to_numpy()
-    called = operating.calls(known)
+    called = operating.calls(known)  # the likelier class where nothing is called
     estimates = metrics.bag_metrics(
         labels, probability, decision=called, groups=groups, n_bootstrap=RESAMPLES
     )
@@ -68,9 +69,10 @@ def _slide_metrics(known: pd.DataFrame) -> dict[str, Any]:
         "intervals_by": "patient" if by_patient else "slide",
         "positive": int(labels.sum()),
         "resamples": RESAMPLES,
-        "metrics": _plain(estimates),
-        "operating": operating.judged(known, groups),
     }
+    if operating.uncalled(known):
+        return found | {"metrics": _plain({k: e for k, e in estimates.items() if k not in CALLED})}
+    found |= {"metrics": _plain(estimates), "operating": operating.judged(known, groups)}
     accepted = (known["decision"] == "accept").to_numpy()
     if (known["decision"] != "").any():
         wrong = accepted & (called != (labels == 1))

@@ -25,6 +25,11 @@ def calls(slides: pd.DataFrame) -> Bool[np.ndarray, " B"]:
     return slides[score].to_numpy() > middle
 
 
+def uncalled(slides: pd.DataFrame) -> bool:
+    """Whether no slide is called: with a coupling other than that of the fit."""
+    return "call" in slides and bool(slides["call"].isna().all())
+
+
 def judged(known: pd.DataFrame, groups: np.ndarray) -> dict[str, dict[str, float]]:
     """Sensitivity, specificity and predictive values of slides whose label is known, as JSON."""
     found = rates(calls(known), known["label"].to_numpy().astype(np.int64), groups)
