@@ -67,14 +67,15 @@ def test_training_slides_are_judged_without_their_patient(model, cohort, inducin
 def test_new_slides_against_the_naive_twin(model, cohort, far, inducing):
     seen = whitened(cohort.features, inducing)
     scores, v = naive.scores(cohort.split(seen), VARIANCE, cohort.groups)
-    others = [w.mean(0) for w in cohort.split(seen)]
-    limit, edges = np.quantile(v, 0.99), [naive.fence(a, c) for a, c in zip(scores.T, (1, 3))]
+    others, A = cohort.split(seen), naive.metric(seen)
+    spreads = [naive.spread(w, A) for w in others]
+    limit, edges = np.quantile(v, 0.99), [naive.fence(a, c) for a, c in zip(scores.T, (1.5, 3))]
     found = model.predict_all(far)
     for b, W in enumerate(far.split(whitened(far.features, inducing))):
         e = naive.explained(VARIANCE, W, seen)
         own = found.instances.split()[b].novelty
         np.testing.assert_allclose(own, -np.log(e) / limit, rtol=1e-6)
-        d = naive.distance(W.mean(0), others, seen)
+        d = naive.distance(W, others, A, spreads)
         np.testing.assert_allclose(
             found.novelty[b], max(d / edges[0], -np.log(e.mean()) / edges[1]), rtol=1e-6
         )
@@ -153,6 +154,14 @@ def test_labels_of_patches_do_not_change_what_was_seen(model, cohort, far):
     np.testing.assert_allclose(
         taught.predict_all(far).novelty, model.predict_novelty(far), rtol=1e-9
     )
+
+
+def test_a_negative_spread_is_damage(model, tmp_path):
+    arrays, card = model._saved()
+    arrays["novelty_spreads_"] = -arrays["novelty_spreads_"]
+    persistence.write(tmp_path / "odd", arrays, card)
+    with pytest.raises(ValueError, match="novelty_"):
+        gpmil.load(tmp_path / "odd")
 
 
 def test_means_beyond_the_covariance_are_damage(model, tmp_path):

@@ -23,6 +23,7 @@ SEEN = {
     "novelty_precision_": "R",
     "novelty_mean_": "mean",
     "novelty_slides_": "slides",
+    "novelty_spreads_": "spreads",
     "novelty_patches_": "patches",
     "novelty_scores_": "scores",
     "novelty_count_": "count",
@@ -40,6 +41,7 @@ class NovelGP(ContextGP):
         "novelty_precision_": Array(("K", "K"), "precision", optional=True),
         "novelty_mean_": Array(("K",), "finite", optional=True),
         "novelty_slides_": Array(("S", "K"), "finite", optional=True),
+        "novelty_spreads_": Array(("S",), "finite", optional=True),
         "novelty_patches_": Array((len(LEVELS),), "finite", optional=True),
         "novelty_scores_": Array(("S", 2), "positive", optional=True),
         "novelty_count_": Array((1,), "positive", optional=True),
@@ -50,6 +52,7 @@ class NovelGP(ContextGP):
     novelty_precision_: np.ndarray | None  # None: novelty is not known, as are those below
     novelty_mean_: np.ndarray | None
     novelty_slides_: np.ndarray | None
+    novelty_spreads_: np.ndarray | None
     novelty_patches_: np.ndarray | None
     novelty_scores_: np.ndarray | None
     novelty_count_: np.ndarray | None
@@ -111,10 +114,8 @@ class NovelGP(ContextGP):
         kept: dict[str, Any] = {part: getattr(self, name) for name, part in SEEN.items()}
         if kept["R"] is None:
             return None
-        tensors = {
-            name: torch.from_numpy(kept[name]).to(device) for name in ("R", "mean", "slides")
-        }
-        return Seen(**(kept | tensors))
+        names = ("R", "mean", "slides", "spreads")
+        return Seen(**(kept | {name: torch.from_numpy(kept[name]).to(device) for name in names}))
 
     def _check_sizes(self, sizes: saved_checks.Symbols) -> None:
         super()._check_sizes(sizes)

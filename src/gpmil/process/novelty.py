@@ -4,17 +4,21 @@ With w_i the row of W = Kxz L^-T of a patch, phi_b the mean of w_i over a slide,
 patches the number n, the mean and the covariance C of w_i,
 
     e_i = w_i'(I - R^-1) w_i / k(x_i, x_i),    R = I + sum_j w_j w_j'
-    d_b = min_j (phi_b - phi_j)' (C + r I)^-1 (phi_b - phi_j),    j the training slides
+    d_b = min_j (phi_b - phi_j)' A (phi_b - phi_j) / (v_b + v_j),    j the training slides,
+    v_b = tr(A S_b),    A = (C + r I)^-1,    S_b the covariance of w_i within a slide
 
 e_i is the share of the variance of f at a patch that the training patches, each seen with unit
 noise, explain: a patch is as novel as -log e_i. d_b is the distance to the most similar training
-slide where directions count by how little patches vary in them. It sees what e cannot: patches
-that are near to all and too much alike, as those of another organ or encoder may be. A slide is as
-novel as the larger of d_b and -log of its mean e_i, in units of the edge of the training range.
+slide, in units of how much the patches of the two vary, where directions count by how little all
+patches vary in them. It sees what e cannot: patches that are near to all and too much alike, as
+those of another organ or encoder may be. A slide is as novel as the larger of d_b and -log of its
+mean e_i, in units of the edge of the training range.
 
-Training slides are judged without their patient: sums less its patches, j from other patients. The
-edge of their range is Tukey's fence of the logarithms, which a few odd slides do not move: near
-for d_b, far out for e, which is there for slides that no inducing point is near to.
+Training slides are judged without their patient: sums less its patches, j from other patients (v_j
+stays). Inducing points lie on their own patches all the same, which makes both the distance and v_b
+of a training slide larger than those of a new one; the ratio hardly knows of it. The edge of their
+range is Tukey's fence of the logarithms, which a few odd slides do not move: the inner one for d_b,
+the outer one for e, which is there for slides that no inducing point is near to.
 """
 
 from collections.abc import Sequence
@@ -32,7 +36,7 @@ MOST_SLIDES = 256  # training slides that are kept, evenly spaced among all
 MOST_PATCHES = 200  # patches of a slide that are looked at, evenly spaced among all
 FEWEST_SLIDES, FEWEST_PATIENTS = 10, 3  # below which nothing can be said
 PATCHES_BEYOND = 0.01  # share of the training patches that lie outside of their own range
-FENCES = (1.0, 3.0)  # quartile ranges from the third quartile to the edge, of d_b and of e
+FENCES = (1.5, 3.0)  # quartile ranges from the third quartile to the edge, of d_b and of e
 RIDGE = 0.01  # r, of the mean variance in C
 LEVELS = np.linspace(0, 1, 101)  # of the quantiles kept of the patches
 TINY, EPS = np.finfo(float).tiny, 1e-12
@@ -64,6 +68,29 @@ class Sums(NamedTuple):
         return torch.linalg.cholesky((C + C.mT) / 2 + r * torch.eye(len(C)).to(C))
 
 
+class Slides(NamedTuple):
+    """Slides in the metric A = (chol chol')^-1."""
+
+    middle: Float[Tensor, "b M"]  # chol^-1 phi_b
+    spread: Float[Tensor, " b"]  # v_b
+
+    @classmethod
+    def of(cls, Y: Float[Tensor, "n M"], bag: Int[np.ndarray, " n"]) -> "Slides":
+        """From chol^-1 w_i of their patches."""
+        found = bag_mean(torch.cat([Y, Y.square().sum(1, keepdim=True)], dim=1), bag)
+        middle = found[:, :-1]
+        # tr(A S) = mean |y|^2 - |mean y|^2
+        return cls(middle, (found[:, -1] - middle.square().sum(1)).clamp(min=0.0))
+
+    def nearest(self, others: "Slides") -> Float[np.ndarray, " b"]:
+        """d_b."""
+        apart = torch.cdist(
+            self.middle, others.middle, compute_mode="donot_use_mm_for_euclid_dist"
+        ).square()
+        spreads = (self.spread[:, None] + others.spread).clamp(min=EPS)
+        return (apart / spreads).min(1).values.cpu().numpy()
+
+
 @dataclass(frozen=True)
 class Seen:
     """What a model keeps of its training cohort, to know what is unlike it."""
@@ -71,6 +98,7 @@ class Seen:
     R: Float[Tensor, "M M"]
     mean: Float[Tensor, " M"]  # of w_i
     slides: Float[Tensor, "S M"]  # phi_j
+    spreads: Float[Tensor, " S"]  # v_j
     patches: Float[np.ndarray, " Q"]  # quantiles of -log e_i, each without its own patient
     scores: Float[np.ndarray, "S 2"]  # d_b and -log of the mean e_i of the slides, likewise
     count: Float[np.ndarray, " 1"]  # n
@@ -85,17 +113,20 @@ class Seen:
         W = [gp.whiten(x) for x in slides]
         phi = torch.stack([w.mean(0) for w in W])
         every = sums(W)
+        spreads = torch.cat([_in_metric(every.metric(), [w]).spread for w in W])
         d, e = np.empty(len(W)), [np.empty(0)] * len(W)
         for p in np.unique(patient):
             inside, outside = np.flatnonzero(patient == p), np.flatnonzero(patient != p)
             others = every.less(sums([W[b] for b in inside.tolist()]))
-            d[inside] = nearest(others.metric(), phi[inside], phi[outside])
+            metric = others.metric()
+            rest = Slides(_solved(metric, phi[outside]), spreads[outside])
+            d[inside] = _in_metric(metric, [W[b] for b in inside.tolist()]).nearest(rest)
             chol = torch.linalg.cholesky(others.precision())
             for b in inside.tolist():
                 e[b] = explained(chol, gp.kernel.diagonal(slides[b]), W[b]).cpu().numpy()
         scores = np.stack([d, surprise(np.array([a.mean() for a in e]))], axis=1).clip(TINY)
         quantiles, n = np.quantile(surprise(np.concatenate(e)), LEVELS), np.array([every.n])
-        return cls(every.precision(), every.first / every.n, phi, quantiles, scores, n)
+        return cls(every.precision(), every.first / every.n, phi, spreads, quantiles, scores, n)
 
     def of(
         self, gp: SparseGP, x: Float[Tensor, "n d"], sizes: Int[np.ndarray, " b"]
@@ -111,12 +142,15 @@ class Seen:
         Y = K @ Predictor.build(gp, q, 0.0).columns[:, 1:]
         e = Y.square().sum(1) / gp.kernel.diagonal(x)
         rows, bag = looked_at(sizes)
-        mean = bag_mean(torch.cat([K[rows], e[rows, None]], dim=1), bag)
-        phi = torch.linalg.solve_triangular(gp.L, mean[:, :-1].mT, upper=False).mT
-        d = nearest(self._metric(), phi, self.slides)
+        metric = self._metric()
+        known = Slides(_solved(metric, self.slides), self.spreads)
+        # y' = w' chol^-T = k(x, Z) L^-T chol^-T
+        eye = torch.eye(len(metric)).to(metric)
+        d = Slides.of(K[rows] @ _solved(metric, _solved(gp.L, eye)), bag).nearest(known)
         # an edge at zero, where all are alike, is none to measure by
         edges = fences(self.scores).clip(EPS)
-        scores = np.stack([d, surprise(mean[:, -1].cpu().numpy())], axis=1) / edges
+        mean = bag_mean(e[rows, None], bag)[:, 0].cpu().numpy()
+        scores = np.stack([d, surprise(mean)], axis=1) / edges
         limit = max(float(np.interp(1 - PATCHES_BEYOND, LEVELS, self.patches)), EPS)
         return surprise(e.cpu().numpy()) / limit, scores.max(1)
 
@@ -124,7 +158,7 @@ class Seen:
     def is_sound(self) -> bool:
         """Whether these can be sums over patches: no file says so of itself."""
         try:
-            finite = bool(self._metric().isfinite().all())
+            finite = bool(self._metric().isfinite().all() and (self.spreads >= 0).all())
         except torch.linalg.LinAlgError:
             return False
         with np.errstate(over="ignore"):
@@ -173,19 +207,21 @@ def fences(scores: Float[np.ndarray, "S 2"]) -> Float[np.ndarray, " 2"]:
     """Where the range of d_b and that of e end: Q3 + c (Q3 - Q1) of the logarithms.
 
     >>> fences(np.array([[1.0, 1], [2, 2], [4, 4], [8, 8], [1e9, 1e9]])).round(9).tolist()
-    [32.0, 512.0]
+    [64.0, 512.0]
     """
     first, third = np.quantile(np.log(scores), [0.25, 0.75], axis=0)
     return np.exp(third + np.array(FENCES) * (third - first))
 
 
-def nearest(
-    chol: Float[Tensor, "M M"], phi: Float[Tensor, "a M"], others: Float[Tensor, "b M"]
-) -> Float[np.ndarray, " a"]:
-    """min_j |chol^-1 (phi - phi_j)|^2."""
-    one, two = (torch.linalg.solve_triangular(chol, p.mT, upper=False).mT for p in (phi, others))
-    apart = torch.cdist(one, two, compute_mode="donot_use_mm_for_euclid_dist")
-    return apart.min(1).values.square().cpu().numpy()
+def _solved(chol: Float[Tensor, "M M"], rows: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
+    """chol^-1 of every row."""
+    return torch.linalg.solve_triangular(chol, rows.mT, upper=False).mT
+
+
+def _in_metric(chol: Float[Tensor, "M M"], W: Sequence[Float[Tensor, "_ M"]]) -> Slides:
+    """Some slides, from w_i of their patches."""
+    bag = np.repeat(np.arange(len(W)), [len(w) for w in W])
+    return Slides.of(_solved(chol, torch.cat(list(W))), bag)
 
 
 def explained(
