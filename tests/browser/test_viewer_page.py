@@ -505,6 +505,7 @@ def test_suspicion_is_shown_first_and_probability_where_there_are_no_p_values(pa
     assert page.pixels() != with_p_values
     suspicion = page.page.locator(".pane .layer option", has_text="Suspicion")
     assert suspicion.is_disabled()
+    assert page.page.locator(".pane .layer").input_value() == "probability"  # as it is drawn
     # there are no p-values away from the coupling of the fit, so nothing to test them with
     assert page.page.locator("#rate").is_disabled()
 
@@ -716,6 +717,7 @@ def test_map_and_redraw_are_not_slow(page):
             {"slide": "slide-13", "panes": "0~0.6~probability!0~0~probability", "opacity": 0.6},
         ),
         ("cohort", (1280, 720), "light", {"page": "cohort"}),
+        ("patients", (1280, 720), "light", {"page": "cohort", "panes": "1~~suspicion"}),
     ],
 )
 def test_looks(browser, address, screenshots, name, size, scheme, state):
@@ -723,6 +725,8 @@ def test_looks(browser, address, screenshots, name, size, scheme, state):
     context = browser.new_context(viewport=viewport, color_scheme=scheme)
     page = Page(context, address).open(**state)
     page.page.wait_for_timeout(700)  # pictures arrive
+    if name == "patients":
+        page.page.locator("#patients h3").evaluate("e => e.scrollIntoView()")
     page.page.screenshot(path=screenshots / f"viewer_{name}.png")
     overflow = page.page.evaluate(
         "() => [document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
