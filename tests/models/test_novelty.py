@@ -88,6 +88,19 @@ def test_far_slides_are_beyond_and_own_ones_are_not(model, cohort, far):
     assert (model.predict_novelty(far)[::2] > 1).all()  # the shifted ones
 
 
+def test_vgpmil_knows_what_it_has_seen(model, cohort, far, inducing, tmp_path):
+    """By the same kernel and points the same numbers: the likelihood does not matter."""
+    settings = {"variance": VARIANCE, "lengthscale": LENGTH, "inducing": inducing}
+    other = gpmil.VGPMIL(**settings, standardize=False, max_iter=3, random_state=0).fit(cohort)
+    found = other.predict_all(far)
+    np.testing.assert_allclose(found.novelty, model.predict_novelty(far), rtol=1e-6)
+    own = model.predict_instances(far).novelty
+    np.testing.assert_allclose(found.instances.novelty, own, rtol=1e-6)
+    other.save(tmp_path / "vgpmil")
+    again = gpmil.load(tmp_path / "vgpmil").predict_novelty(far)
+    np.testing.assert_array_equal(again, found.novelty)
+
+
 def test_what_slides_are_not_judged_by(model, cohort):
     """Neither the order of the patches nor the other slides matter; a large slide is sampled."""
     one = cohort[3]

@@ -14,7 +14,8 @@ from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.models import saved_checks
 from gpmil.models.base import resolve_device
 from gpmil.models.saved_checks import Array, Damaged
-from gpmil.models.with_context import ContextGP
+from gpmil.models.saved_gp import SavedGP
+from gpmil.models.sparse import TrainingCohort
 from gpmil.process.novelty import LEVELS, MOST_PATCHES, MOST_SLIDES, Seen, evenly
 from gpmil.process.sparse_gp import SparseGP
 
@@ -34,10 +35,10 @@ UNKNOWN = (
 )
 
 
-class NovelGP(ContextGP):
+class NovelGP(SavedGP):
     """A Gaussian-process model that knows what it has seen."""
 
-    ARRAYS = ContextGP.ARRAYS | {
+    ARRAYS = SavedGP.ARRAYS | {
         "novelty_precision_": Array(("K", "K"), "precision", optional=True),
         "novelty_mean_": Array(("K",), "finite", optional=True),
         "novelty_slides_": Array(("S", "K"), "finite", optional=True),
@@ -66,9 +67,9 @@ class NovelGP(ContextGP):
         """
         return self._novelty(self._check_predictable(bags))[1]
 
-    def _learn_range(self, bags: Bags | None, device: torch.device) -> None:
+    def _learn_range(self, cohort: TrainingCohort, device: torch.device) -> None:
         """Keep what was seen, of cohorts in one place."""
-        seen = None
+        seen, bags = None, cohort.bags
         if bags is not None and self.learns_range:
             chosen = evenly(len(bags), MOST_SLIDES)
             groups = np.arange(len(bags)) if bags.groups is None else bags.groups
