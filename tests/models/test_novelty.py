@@ -150,11 +150,26 @@ def test_a_part_of_it_is_damage(model, tmp_path):
 
 
 def test_too_few_slides_or_patients_tell_nothing(cohort, model):
+    assert not novelty.enough(np.arange(9))
+    assert not novelty.enough(np.arange(12) % 2)
+    assert novelty.enough(np.arange(12) % 3)
+    few = model.with_settings_fixed().set_params(calibrated=False).fit(cohort[:9])
+    assert np.isnan(few.predict_novelty(cohort)).all()
+
+
+def test_slides_in_several_places_tell_the_same(model, cohort):
+    """Also of patients whose slides lie apart, and where a place has none of those looked at."""
     gp = model._gp(torch.device("cpu"))
-    slides = [torch.tensor(x) for x in cohort.split(cohort.features)[:12]]
-    assert novelty.Seen.learn(gp, slides[:9], np.arange(9)) is None
-    assert novelty.Seen.learn(gp, slides, np.arange(12) % 2) is None
-    assert novelty.Seen.learn(gp, slides, np.arange(12) % 3) is not None
+    slides = [torch.tensor(x) for x in cohort.split(cohort.features)]
+    patient = np.unique(cohort.groups, return_inverse=True)[1]
+    places = [novelty.Looked.at(a, gp, slides[a:b]) for a, b in ((0, 3), (3, 3), (3, 10), (10, 24))]
+
+    def ask(what, *arguments):
+        return [getattr(place, what)(*arguments) for place in places]
+
+    seen = novelty.Seen.learn(ask, patient)
+    for name, part in SEEN.items():
+        np.testing.assert_allclose(np.asarray(getattr(seen, part)), getattr(model, name), rtol=1e-7)
 
 
 def test_labels_of_patches_do_not_change_what_was_seen(model, cohort, far):

@@ -1,7 +1,6 @@
 """Novelty: what a model keeps of its training cohort, to say how unlike it other slides are."""
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from gpmil.models.base import resolve_device
 from gpmil.models.saved_checks import Array, Damaged
 from gpmil.models.saved_gp import SavedGP
 from gpmil.models.sparse import TrainingCohort
-from gpmil.process.novelty import LEVELS, MOST_PATCHES, MOST_SLIDES, Seen, evenly
-from gpmil.process.sparse_gp import SparseGP
+from gpmil.process.novelty import LEVELS, MOST_PATCHES, MOST_SLIDES, Seen, enough, evenly
 
 logger = logging.getLogger("gpmil")
 SEEN = {
@@ -30,8 +28,8 @@ SEEN = {
     "novelty_count_": "count",
 }
 UNKNOWN = (
-    "novelty is not known: the model was fitted by an earlier gpmil, over partitions, or to fewer "
-    "than 10 slides (3 patients). Far slides are not told from others."
+    "novelty is not known: the model was fitted by an earlier gpmil, or to fewer than 10 slides (3 "
+    "patients). Far slides are not told from others."
 )
 
 
@@ -68,14 +66,15 @@ class NovelGP(SavedGP):
         return self._novelty(self._check_predictable(bags))[1]
 
     def _learn_range(self, cohort: TrainingCohort, device: torch.device) -> None:
-        """Keep what was seen, of cohorts in one place."""
-        seen, bags = None, cohort.bags
-        if bags is not None and self.learns_range:
-            chosen = evenly(len(bags), MOST_SLIDES)
-            groups = np.arange(len(bags)) if bags.groups is None else bags.groups
-            slides = [self._looked_at(bags, int(b), device) for b in chosen]
-            patient = np.unique(np.asarray(groups)[chosen], return_inverse=True)[1]
-            seen = Seen.learn(self._first_points(device, self._n_lasting()), slides, patient)
+        """Keep what was seen, here or in partitions, which send sums."""
+        n, groups, seen = len(cohort.whole), cohort.whole.groups, None
+        chosen = evenly(n, MOST_SLIDES)
+        patient = np.asarray(np.arange(n) if groups is None else groups)[chosen]
+        patient = np.unique(patient, return_inverse=True)[1]
+        if self.learns_range and enough(patient):
+            gp = self._gp(device).first(self._n_lasting())
+            with cohort.looking(chosen, MOST_PATCHES, self._feature_map(), gp) as ask:
+                seen = Seen.learn(ask, patient)
         for name, part in SEEN.items():
             value = getattr(seen, part, None)
             setattr(self, name, value.cpu().numpy() if isinstance(value, torch.Tensor) else value)
@@ -83,16 +82,6 @@ class NovelGP(SavedGP):
     def _n_lasting(self) -> int:
         """The first so many inducing points, which stay when labels of patches come and go."""
         return len(self.inducing_points_)
-
-    def _first_points(self, device: torch.device, m: int) -> SparseGP:
-        """The prior at the first m points: their factor is a corner of L."""
-        gp = self._gp(device)
-        return replace(gp, inducing=gp.inducing[:m], L=gp.L[:m, :m], context=None)
-
-    def _looked_at(self, bags: Bags, b: int, device: torch.device) -> torch.Tensor:
-        """The kernel inputs of a slide, of a large one evenly spaced patches."""
-        rows = bags.offsets[b] + evenly(int(bags.sizes[b]), MOST_PATCHES)
-        return self._inputs(bags.features[rows], device)
 
     def _novelty(
         self, bags: Bags
@@ -104,7 +93,7 @@ class NovelGP(SavedGP):
             return None, np.full(len(bags), np.nan)
         patches, slides = np.empty(bags.n_instances), np.empty(len(bags))
         with torch.no_grad():
-            gp = self._first_points(device, len(seen.mean))
+            gp = self._gp(device).first(len(seen.mean))
             for some in batches(bags.sizes):
                 own = slice(bags.offsets[some[0]], bags.offsets[some[-1] + 1])
                 x = self._inputs(bags.features[own], device)

@@ -21,9 +21,10 @@ range is Tukey's fence of the logarithms, which a few odd slides do not move: th
 the outer one for e, which is there for slides that no inducing point is near to.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,12 +43,20 @@ LEVELS = np.linspace(0, 1, 101)  # of the quantiles kept of the patches
 TINY, EPS = np.finfo(float).tiny, 1e-12
 
 
+Ask = Callable[..., list[Any]]  # the name of a method, and its arguments
+
+
 class Sums(NamedTuple):
     """n, sum w and sum w w' of some patches."""
 
     n: float
     first: Float[Tensor, " M"]
     second: Float[Tensor, "M M"]
+
+    def plus(self, other: "Sums") -> "Sums":
+        """With some more."""
+        n, first, second = other
+        return Sums(self.n + n, self.first + first, self.second + second)
 
     def less(self, other: "Sums") -> "Sums":
         """Without some of them."""
@@ -92,6 +101,64 @@ class Slides(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Looked:
+    """Some of the training slides, where they lie: w_i and k(x_i, x_i) of patches looked at."""
+
+    start: int  # the number of the first one among all of them
+    W: list[Float[Tensor, "_ M"]]
+    own: list[Float[Tensor, " _"]]
+
+    @classmethod
+    def at(cls, start: int, gp: SparseGP, slides: Sequence[Float[Tensor, "_ d"]]) -> "Looked":
+        """From kernel inputs."""
+        return cls(start, [gp.whiten(x) for x in slides], [gp.kernel.diagonal(x) for x in slides])
+
+    def cpu(self) -> "Looked":
+        """The same to be asked from elsewhere."""
+        return Looked(self.start, [w.cpu() for w in self.W], [k.cpu() for k in self.own])
+
+    def first(self) -> tuple[Sums | None, list[Float[Tensor, " M"]]]:
+        """The sums, and phi of every slide."""
+        return self._sums(range(len(self.W))), [w.mean(0) for w in self.W]
+
+    def spreads(self, metric: Float[Tensor, "M M"]) -> list[Float[Tensor, " 1"]]:
+        """v of every slide."""
+        return [_in_metric(metric, [w]).spread for w in self.W]
+
+    def of_patient(self, patient: Int[np.ndarray, " S"], p: int) -> Sums | None:
+        """The sums over the slides of a patient that lie here."""
+        return self._sums(np.flatnonzero(self._mine(patient) == p).tolist())
+
+    def scores(
+        self,
+        every: Sums,
+        phi: Float[Tensor, "S M"],
+        spreads: Float[Tensor, " S"],
+        patient: Int[np.ndarray, " S"],
+        apart: Mapping[int, Sums],  # those of patients who have slides elsewhere, too
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """d_b, the mean e_i of every slide, and all e_i: each without its patient."""
+        mine = self._mine(patient)
+        d, e = np.empty(len(self.W)), [np.empty(0)] * len(self.W)
+        for p in np.unique(mine):
+            inside, outside = np.flatnonzero(mine == p).tolist(), np.flatnonzero(patient != p)
+            own = sums([self.W[b] for b in inside])
+            others = every.less(apart.get(int(p), own))
+            metric, chol = others.metric(), torch.linalg.cholesky(others.precision())
+            rest = Slides(_solved(metric, phi[outside]), spreads[outside])
+            d[inside] = _in_metric(metric, [self.W[b] for b in inside]).nearest(rest)
+            for b in inside:
+                e[b] = explained(chol, self.own[b], self.W[b]).cpu().numpy()
+        return d, np.array([a.mean() for a in e]), np.concatenate([np.empty(0), *e])
+
+    def _mine(self, patient: Int[np.ndarray, " S"]) -> Int[np.ndarray, " s"]:
+        return patient[self.start : self.start + len(self.W)]
+
+    def _sums(self, chosen: Sequence[int]) -> Sums | None:
+        return sums([self.W[b] for b in chosen]) if len(chosen) else None
+
+
+@dataclass(frozen=True)
 class Seen:
     """What a model keeps of its training cohort, to know what is unlike it."""
 
@@ -104,27 +171,20 @@ class Seen:
     count: Float[np.ndarray, " 1"]  # n
 
     @classmethod
-    def learn(
-        cls, gp: SparseGP, slides: Sequence[Float[Tensor, "_ d"]], patient: Int[np.ndarray, " S"]
-    ) -> "Seen | None":
-        """From kernel inputs of patches of the slides; None where they are too few."""
-        if len(slides) < FEWEST_SLIDES or len(np.unique(patient)) < FEWEST_PATIENTS:
-            return None
-        W = [gp.whiten(x) for x in slides]
-        phi = torch.stack([w.mean(0) for w in W])
-        every = sums(W)
-        spreads = torch.cat([_in_metric(every.metric(), [w]).spread for w in W])
-        d, e = np.empty(len(W)), [np.empty(0)] * len(W)
-        for p in np.unique(patient):
-            inside, outside = np.flatnonzero(patient == p), np.flatnonzero(patient != p)
-            others = every.less(sums([W[b] for b in inside.tolist()]))
-            metric = others.metric()
-            rest = Slides(_solved(metric, phi[outside]), spreads[outside])
-            d[inside] = _in_metric(metric, [W[b] for b in inside.tolist()]).nearest(rest)
-            chol = torch.linalg.cholesky(others.precision())
-            for b in inside.tolist():
-                e[b] = explained(chol, gp.kernel.diagonal(slides[b]), W[b]).cpu().numpy()
-        scores = np.stack([d, surprise(np.array([a.mean() for a in e]))], axis=1).clip(TINY)
+    def learn(cls, ask: Ask, patient: Int[np.ndarray, " S"]) -> "Seen":
+        """From slides that lie in one place or in several: `ask` calls a method of all `Looked`.
+
+        Nothing comes back but sums, and a few numbers per slide and patch.
+        """
+        totals, means = zip(*ask("first"))
+        every, phi = _added(totals), torch.stack([own for part in means for own in part])
+        found = ask("spreads", every.metric())
+        spreads = torch.cat([own for part in found for own in part])
+        parts = np.repeat(np.arange(len(means)), [len(part) for part in means])
+        split = [p for p in np.unique(patient) if len(np.unique(parts[patient == p])) > 1]
+        apart = {int(p): _added(ask("of_patient", patient, int(p))) for p in split}
+        d, mean, e = zip(*ask("scores", every, phi, spreads, patient, apart))
+        scores = np.stack([np.concatenate(d), surprise(np.concatenate(mean))], axis=1).clip(TINY)
         quantiles, n = np.quantile(surprise(np.concatenate(e)), LEVELS), np.array([every.n])
         return cls(every.precision(), every.first / every.n, phi, spreads, quantiles, scores, n)
 
@@ -169,10 +229,20 @@ class Seen:
         return Sums(n, n * self.mean, self.R - torch.eye(len(self.R)).to(self.R)).metric()
 
 
+def enough(patient: Int[np.ndarray, " S"]) -> bool:
+    """Whether anything can be said from slides of these patients."""
+    return len(patient) >= FEWEST_SLIDES and len(np.unique(patient)) >= FEWEST_PATIENTS
+
+
 def sums(W: Sequence[Float[Tensor, "_ M"]]) -> Sums:
     """Over some slides."""
-    first, second = (sum(parts) for parts in zip(*((w.sum(0), w.mT @ w) for w in W)))
-    return Sums(float(sum(map(len, W))), first, second)
+    return _added([Sums(float(len(w)), w.sum(0), w.mT @ w) for w in W])
+
+
+def _added(parts: Iterable[Sums | None]) -> Sums:
+    """All together; None is of no slides."""
+    found = [part for part in parts if part is not None]
+    return functools.reduce(Sums.plus, found)
 
 
 def looked_at(sizes: Int[np.ndarray, " b"]) -> tuple[np.ndarray, np.ndarray]:
