@@ -77,7 +77,8 @@ def _judged(run: RunContents, known: pd.DataFrame) -> Table | None:
         return None
     of = {name: found["metrics"][key] for key, name in SHOWN.items() if key in found["metrics"]}
     rows = [[name, str(estimate_of(card))] for name, card in of.items()]
-    rows += map(list, operating.texts(found.get("operating", {}), "patients").items())
+    unit = "patients" if known["patient"].is_unique else "predictions"  # of several repeats
+    rows += map(list, operating.texts(found.get("operating", {}), unit).items())
     n, positive = (rows["patient"].nunique() for rows in (known, known[known["label"] == 1]))
     caption = f"{n:,} patients whose label is known, {positive:,} of them {run.words[1]}."
     return Table(["", "value, with 95 % interval"], rows, caption, text=[""])
