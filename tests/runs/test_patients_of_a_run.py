@@ -58,9 +58,17 @@ def _least_certain(table) -> list[str]:
     return table.sort_values("log_odds", key=abs, kind="stable")["patient"].tolist()
 
 
-def test_patients_that_are_others_now_are_not_judged(model, cohort, tmp_path):
+@pytest.fixture(scope="module")
+def written(model, cohort, tmp_path_factory) -> bytes:
+    """patients.csv."""
+    place = tmp_path_factory.mktemp("patients")
+    patients.write_patients(Folder(place), model, cohort)
+    return (place / PATIENTS).read_bytes()
+
+
+def test_patients_that_are_others_now_are_not_judged(written, cohort, tmp_path):
     """gpmil evaluate may be given other labels, and other patients."""
-    patients.write_patients(Folder(tmp_path), model, cohort)
+    (tmp_path / PATIENTS).write_bytes(written)
     slides = pd.DataFrame({"slide": cohort.names, "patient": cohort.groups, "label": 0.0})
     slides["probability"], slides["log_odds"], slides["decision"] = 0.5, 0.1, ""
     table = read_patients(tmp_path)
@@ -84,8 +92,8 @@ def test_patients_that_are_others_now_are_not_judged(model, cohort, tmp_path):
         (lambda t: t.drop(columns="slides"), "no column 'slides'"),
     ],
 )
-def test_a_table_of_patients_changed_by_hand(model, cohort, tmp_path, change, words):
-    patients.write_patients(Folder(tmp_path), model, cohort)
+def test_a_table_of_patients_changed_by_hand(written, tmp_path, change, words):
+    (tmp_path / PATIENTS).write_bytes(written)
     table = pd.read_csv(tmp_path / PATIENTS, dtype=str)
     (tmp_path / PATIENTS).write_bytes(csv_bytes(change(table)))
     with pytest.raises(ValueError, match=words):
