@@ -188,18 +188,31 @@ class Seen:
         quantiles, n = np.quantile(surprise(np.concatenate(e)), LEVELS), np.array([every.n])
         return cls(every.precision(), every.first / every.n, phi, spreads, quantiles, scores, n)
 
-    def ruler(self, gp: SparseGP) -> "Ruler":
-        """What novelty is measured by, ready for many bags; gp is the prior at the points of R."""
+    def of(
+        self, gp: SparseGP, K: Float[Tensor, "n M"], own: Float[Tensor, " n"],
+        sizes: Int[np.ndarray, " b"],
+    ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " b"]]:  # fmt: skip
+        """Of the patches and the slides of whole bags, one after the other, from Kxz and k(x, x).
+
+        In units of the edge of the training range: 1 is where all but PATCHES_BEYOND of the
+        training patches lie below, and for slides the fence.
+        """
         q = Posterior.build(torch.zeros_like(self.mean), self.R)
+        # w'(I - R^-1) w = |Y|^2
+        Y = K @ Predictor.build(gp, q, 0.0).columns[:, 1:]
+        e = Y.square().sum(1) / own
+        rows, bag = looked_at(sizes)
         metric = self._metric()
-        # w' chol^-T = k(x, Z) L^-T chol^-T
-        to_metric = _solved(metric, _solved(gp.L, torch.eye(len(metric)).to(metric)))
-        limit = max(float(np.interp(1 - PATCHES_BEYOND, LEVELS, self.patches)), EPS)
+        known = Slides(_solved(metric, self.slides), self.spreads)
+        # y' = w' chol^-T = k(x, Z) L^-T chol^-T
+        eye = torch.eye(len(metric)).to(metric)
+        d = Slides.of(K[rows] @ _solved(metric, _solved(gp.L, eye)), bag).nearest(known)
         # an edge at zero, where all are alike, is none to measure by
         edges = fences(self.scores).clip(EPS)
-        columns = Predictor.build(gp, q, 0.0).columns[:, 1:]
-        known = Slides(_solved(metric, self.slides), self.spreads)
-        return Ruler(gp.L, columns, to_metric, known, edges, limit)
+        mean = bag_mean(e[rows, None], bag)[:, 0].cpu().numpy()
+        scores = np.stack([d, surprise(mean)], axis=1) / edges
+        limit = max(float(np.interp(1 - PATCHES_BEYOND, LEVELS, self.patches)), EPS)
+        return surprise(e.cpu().numpy()) / limit, scores.max(1)
 
     @property
     def is_sound(self) -> bool:
@@ -214,32 +227,6 @@ class Seen:
     def _metric(self) -> Float[Tensor, "M M"]:
         n = float(self.count[0])
         return Sums(n, n * self.mean, self.R - torch.eye(len(self.R)).to(self.R)).metric()
-
-
-class Ruler(NamedTuple):
-    """The training range, as patches and slides are held against it."""
-
-    L: Float[Tensor, "M M"]
-    columns: Float[Tensor, "M r"]  # w'(I - R^-1) w = |k columns|^2, k the row of Kxz
-    to_metric: Float[Tensor, "M M"]  # chol^-1 w = (k to_metric)'
-    slides: Slides
-    edges: Float[np.ndarray, " 2"]
-    limit: float
-
-    def of(
-        self, K: Float[Tensor, "n M"], own: Float[Tensor, " n"], sizes: Int[np.ndarray, " b"]
-    ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " b"]]:
-        """Of the patches and the slides of whole bags, one after the other, from Kxz and k(x, x).
-
-        In units of the edge of the training range: 1 is where all but PATCHES_BEYOND of the
-        training patches lie below, and for slides the fence.
-        """
-        e = (K @ self.columns).square().sum(1) / own
-        rows, bag = looked_at(sizes)
-        d = Slides.of(K[rows] @ self.to_metric, bag).nearest(self.slides)
-        mean = bag_mean(e[rows, None], bag)[:, 0].cpu().numpy()
-        scores = np.stack([d, surprise(mean)], axis=1) / self.edges
-        return surprise(e.cpu().numpy()) / self.limit, scores.max(1)
 
 
 def enough(patient: Int[np.ndarray, " S"]) -> bool:
