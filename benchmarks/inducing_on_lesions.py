@@ -16,10 +16,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import real_data
 import torch
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold
-from slide_effect_study import sicapv2
 from threadpoolctl import threadpool_limits
 
 import gpmil
@@ -64,7 +64,7 @@ def kinds(seed: int, data: Path) -> Pair:
 
 def sicap_fold(seed: int, data: Path) -> Pair:
     """A fold of the subset of SICAPv2."""
-    bags = sicapv2(data)
+    bags = real_data.read(data, "sicapv2")
     split = StratifiedKFold(5, shuffle=True, random_state=0).split(bags.labels, bags.labels)
     train, test = list(split)[seed % 5]
     return bags[train], bags[test]
@@ -154,7 +154,7 @@ def positive_patches(bags: gpmil.Bags) -> np.ndarray:
 def main() -> None:
     """Print a table per cohort and number of points."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data", type=Path, default=real_data.DATA)
     parser.add_argument("--cohorts", nargs="+", default=list(COHORTS), choices=list(COHORTS))
     parser.add_argument("--inducing", nargs="+", type=int, default=[50, 100, 200])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])

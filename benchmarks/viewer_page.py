@@ -15,6 +15,8 @@ import shutil
 import statistics
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -157,29 +159,43 @@ def measure(page: Page, address: str, patches: int, slides: int) -> bool:
     return good
 
 
+@contextmanager
+def opened_page(run: Path, program: str) -> Iterator[tuple[Page, str]]:
+    """A page of the browser, and the address where the run is served meanwhile."""
+    served = serve.prepare([run])
+    server = uvicorn.Server(uvicorn.Config(served.app, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, args=([served.listening],), daemon=True)
+    thread.start()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser.new_page(viewport={"width": 1280, "height": 720}), served.url
+        browser.close()
+    server.should_exit = True
+    thread.join(timeout=10)
+    served.listening.close()
+
+
+def browser_here() -> str | None:
+    """The program of a browser, where one is installed; else that is said."""
+    program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if program is None:
+        print(f"no browser: none of {', '.join(BROWSERS)} is installed")
+    return program
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--patches", type=int, default=100_000)
     parser.add_argument("--slides", type=int, default=10_500)
     wanted = parser.parse_args()
-    program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    program = browser_here()
     if program is None:
-        print(f"no browser: none of {', '.join(BROWSERS)} is installed")
         return
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         write_run(run, wanted.slides, wanted.patches, np.random.default_rng(6))
-        served = serve.prepare([run])
-        server = uvicorn.Server(uvicorn.Config(served.app, log_level="error", lifespan="off"))
-        thread = threading.Thread(target=server.run, args=([served.listening],), daemon=True)
-        thread.start()
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 720})
-        good = measure(page, served.url, wanted.patches, wanted.slides)
-        browser.close()
-        server.should_exit = True
-        thread.join(timeout=10)
-        served.listening.close()
+        with opened_page(run, program) as (page, address):
+            good = measure(page, address, wanted.patches, wanted.slides)
     print("all bars met" if good else "a bar was missed")
 
 

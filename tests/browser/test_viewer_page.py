@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from gpmil.decide.marks import benjamini_hochberg
@@ -504,6 +505,7 @@ def test_suspicion_is_shown_first_and_probability_where_there_are_no_p_values(pa
     assert page.pixels() != with_p_values
     suspicion = page.page.locator(".pane .layer option", has_text="Suspicion")
     assert suspicion.is_disabled()
+    assert page.page.locator(".pane .layer").input_value() == "probability"  # as it is drawn
     # there are no p-values away from the coupling of the fit, so nothing to test them with
     assert page.page.locator("#rate").is_disabled()
 
@@ -544,6 +546,27 @@ def test_a_cell_of_the_confusion_matrix_picks_its_slides(page, place):
     limit = float(re.search(r"from ([\d.]+) on", page.page.text_content("#pick-words")).group(1))
     expected = (table["probability"] >= limit - 0.0005 * limit).sum()
     assert page.page.text_content("#count").startswith(f"{expected} of ")
+
+
+def test_patients_stand_beside_slides(page, place):
+    page.open(page="cohort", panes="1~~suspicion")
+    page.page.wait_for_selector("#patient-rows tr")
+    table = pd.read_csv(place.runs[1] / "patients.csv")
+    order = (table["probability"] - 0.5).abs().sort_values(kind="stable").index
+    names = page.page.locator("#patient-rows th").all_text_contents()
+    assert names == table["patient"][order].tolist() and len(names) == 13
+    assert page.page.locator("figure", has_text="Metrics per patient").count() == 1
+    row = page.page.locator("#patient-rows tr", has=page.page.locator("th", has_text="patient-3"))
+    slides = row.locator("button").all_text_contents()
+    assert slides == ["slide-06", "slide-07"]
+    row.locator("button", has_text="slide-07").click()
+    page.loaded()
+    assert page.page.locator("#slide-name").text_content() == "slide-07"
+    said = page.page.locator("#facts").text_content()
+    assert "patient's probability" in said and "patient called" in said
+    page.page.locator("#sibling-slides button", has_text="slide-06").click()
+    page.loaded()
+    assert page.page.locator("#slide-name").text_content() == "slide-06"
 
 
 def test_a_link_restores_the_view(page, context, address):
@@ -694,6 +717,7 @@ def test_map_and_redraw_are_not_slow(page):
             {"slide": "slide-13", "panes": "0~0.6~probability!0~0~probability", "opacity": 0.6},
         ),
         ("cohort", (1280, 720), "light", {"page": "cohort"}),
+        ("patients", (1280, 720), "light", {"page": "cohort", "panes": "1~~suspicion"}),
     ],
 )
 def test_looks(browser, address, screenshots, name, size, scheme, state):
@@ -701,6 +725,8 @@ def test_looks(browser, address, screenshots, name, size, scheme, state):
     context = browser.new_context(viewport=viewport, color_scheme=scheme)
     page = Page(context, address).open(**state)
     page.page.wait_for_timeout(700)  # pictures arrive
+    if name == "patients":
+        page.page.locator("#patients h3").evaluate("e => e.scrollIntoView()")
     page.page.screenshot(path=screenshots / f"viewer_{name}.png")
     overflow = page.page.evaluate(
         "() => [document.documentElement.scrollWidth, document.documentElement.scrollHeight]"

@@ -75,7 +75,7 @@ def test_predictions_are_those_of_the_model(ran):
     out, _ = ran
     table = pd.read_csv(out / "predictions.csv")
     assert set(table) > {"slide", "patient", "probability", "low", "log_odds", "decision", "label"}
-    test = gpmil.simulate.cohort(3, seed=3, part=1, **demo.DISTINCT)
+    test = gpmil.simulate.cohort(3, seed=3, part=1, **gpmil.simulate.DISTINCT)
     model = gpmil.load(out / "model")
     assert model.slide_effect_ > 0 and model.cross_fit_.calibrator is not None
     assert table["slide"].tolist() == test.names.tolist()
@@ -100,7 +100,7 @@ def test_predictions_are_those_of_the_model(ran):
 
 def test_the_model_of_the_demo_is_that_of_the_python_call(ran):
     """At what it learned: the search itself is tested elsewhere."""
-    train = gpmil.simulate.cohort(10, seed=3, part=0, **demo.DISTINCT)
+    train = gpmil.simulate.cohort(10, seed=3, part=0, **gpmil.simulate.DISTINCT)
     saved = gpmil.load(ran[0] / "model")
     again = saved.with_settings_fixed().fit(train)
     np.testing.assert_allclose(saved.posterior_mean_, again.posterior_mean_, rtol=1e-6, atol=1e-9)
@@ -109,7 +109,7 @@ def test_the_model_of_the_demo_is_that_of_the_python_call(ran):
 def test_the_cohorts_of_the_demo_are_hard_or_distinct():
     """The yardstick alone says which: slides by their highest patch."""
     auc = {}
-    for name, settings in (("hard", {}), ("distinct", demo.DISTINCT)):
+    for name, settings in (("hard", {}), ("distinct", gpmil.simulate.DISTINCT)):
         parts = [gpmil.simulate.cohort(60, seed=5, part=k, **settings) for k in (0, 1)]
         auc[name] = demo.measure_yardstick(*parts)["slide_auc"]
     assert auc["distinct"] > 0.93 > auc["hard"]

@@ -22,6 +22,8 @@ from gpmil.runs import judge
 from gpmil.runs.data_card import cache_of, data_card, fingerprint
 from gpmil.runs.files import read_patches, read_predictions
 from gpmil.runs.judge import NO_PATIENT
+from gpmil.runs.page import write as report
+from gpmil.runs.patient_table import read_patients
 from gpmil.runs.workspace import UNITS
 
 FIXED = ["--variance", "2.3", "--lengthscale", "1.9", "--mean", "-1.7", "--n-inducing", "12"]
@@ -69,7 +71,7 @@ def test_a_run_is_a_folder(place):
     found = {name: {p.name for p in (place / name).iterdir()} for name in ("fit", "cv", "new")}
     assert found == {
         "fit": common | {"model", "splits.csv", "patients.csv"},
-        "cv": common | reported | {"splits.csv"},
+        "cv": common | reported | {"splits.csv", "patients.csv"},
         "new": common | {"patients.csv"},
     }
     assert {p.name for p in place.iterdir()} == {"own.csv", "fit", "cv", "new"}
@@ -131,6 +133,12 @@ def test_cv_predicts_every_slide_by_a_model_that_has_not_seen_its_patient(place)
         own = table[table["fold"] == fold].set_index("slide").loc[held_out.names.tolist()]
         expected = model.predict_proba(held_out)[:, 1]
         np.testing.assert_allclose(own["probability"], expected, rtol=1e-7)
+        jointly, said = model.predict_patients(held_out), read_patients(place / "cv")
+        said = said[said["fold"] == fold].set_index("patient").loc[jointly.patients.tolist()]
+        np.testing.assert_allclose(said["probability"], jointly.proba[:, 1], rtol=1e-7)
+    judged = json.loads((place / "cv" / "metrics.json").read_text())["patients"]
+    assert judged["patients"] == judged["positive"] == 9  # every patient has a positive slide
+    assert ">Patients</h2>" in (place / "cv" / "report.html").read_text()
 
 
 def test_splits_csv_is_read_back(place, tmp_path, _no_report):
@@ -471,6 +479,28 @@ def test_several_couplings_have_folders_of_their_own(place, tmp_path, _no_report
         np.testing.assert_allclose(read_patches(file)["probability"], expected, rtol=1e-8)
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert list(found["couplings"]) == ["0", "0.6", "3.5"]
+    # the threshold is that of the fit: with other couplings there are maps, and no calls
+    assert table.groupby("coupling")["call"].count().to_dict() == {"0": 0, "0.6": 18, "3.5": 0}
+    other, own = (found["couplings"][c]["slides"] for c in ("0", "0.6"))
+    assert "operating" in own and "operating" not in other
+    assert own["metrics"].keys() - other["metrics"].keys() == {
+        *("accuracy", "precision", "recall", "f1")
+    }
+    assert said.count("slides accuracy") == 1 and said.count("slides auc") == 3
+
+
+def test_one_other_coupling_calls_no_slide(place, tmp_path, _no_report):
+    arguments = ["--coupling", "0.2", "--out", tmp_path / "run", *QUICK]
+    said = ran("predict", place / "fit", place / "own.csv", *arguments)
+    assert "called with the coupling of the fit alone" in said and "accuracy" not in said
+    table = read_predictions(tmp_path / "run")
+    assert set(table["coupling"]) == {"0.2"} and table["call"].isna().all()
+    assert not (tmp_path / "run" / "patients.csv").exists()
+    assert (tmp_path / "run" / "patches" / "coupling-0.2" / "s03.csv.gz").is_file()
+    report(tmp_path / "run")
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert "predicted with coupling 0.2, for maps to compare" in html
+    assert "called positive" not in html and "How good it is" not in html
 
 
 def test_the_coupling_of_the_fit_changes_nothing(place, tmp_path, _no_report):

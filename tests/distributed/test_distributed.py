@@ -58,6 +58,9 @@ def assert_same(apart, whole, rtol=1e-10):
     assert apart.classes_.tolist() == whole.classes_.tolist()
     new = small_cohort(seed=8, n_bags=5)
     assert np.allclose(apart.predict_proba(new), whole.predict_proba(new), rtol=0, atol=rtol)
+    novelty = whole.predict_novelty(new)
+    assert np.isfinite(novelty).all()
+    assert np.allclose(apart.predict_novelty(new), novelty, rtol=1e-5)
 
 
 # --- In one process ---------------------------------------------------------------------------

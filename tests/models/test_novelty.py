@@ -67,14 +67,15 @@ def test_training_slides_are_judged_without_their_patient(model, cohort, inducin
 def test_new_slides_against_the_naive_twin(model, cohort, far, inducing):
     seen = whitened(cohort.features, inducing)
     scores, v = naive.scores(cohort.split(seen), VARIANCE, cohort.groups)
-    others = [w.mean(0) for w in cohort.split(seen)]
-    limit, edges = np.quantile(v, 0.99), [naive.fence(a, c) for a, c in zip(scores.T, (1, 3))]
+    others, A = cohort.split(seen), naive.metric(seen)
+    spreads = [naive.spread(w, A) for w in others]
+    limit, edges = np.quantile(v, 0.99), [naive.fence(a, c) for a, c in zip(scores.T, (1.5, 3))]
     found = model.predict_all(far)
     for b, W in enumerate(far.split(whitened(far.features, inducing))):
         e = naive.explained(VARIANCE, W, seen)
         own = found.instances.split()[b].novelty
         np.testing.assert_allclose(own, -np.log(e) / limit, rtol=1e-6)
-        d = naive.distance(W.mean(0), others, seen)
+        d = naive.distance(W, others, A, spreads)
         np.testing.assert_allclose(
             found.novelty[b], max(d / edges[0], -np.log(e.mean()) / edges[1]), rtol=1e-6
         )
@@ -85,6 +86,19 @@ def test_new_slides_against_the_naive_twin(model, cohort, far, inducing):
 def test_far_slides_are_beyond_and_own_ones_are_not(model, cohort, far):
     assert (model.predict_novelty(cohort) > 1).mean() <= 0.1
     assert (model.predict_novelty(far)[::2] > 1).all()  # the shifted ones
+
+
+def test_vgpmil_knows_what_it_has_seen(model, cohort, far, inducing, tmp_path):
+    """By the same kernel and points the same numbers: the likelihood does not matter."""
+    settings = {"variance": VARIANCE, "lengthscale": LENGTH, "inducing": inducing}
+    other = gpmil.VGPMIL(**settings, standardize=False, max_iter=3, random_state=0).fit(cohort)
+    found = other.predict_all(far)
+    np.testing.assert_allclose(found.novelty, model.predict_novelty(far), rtol=1e-6)
+    own = model.predict_instances(far).novelty
+    np.testing.assert_allclose(found.instances.novelty, own, rtol=1e-6)
+    other.save(tmp_path / "vgpmil")
+    again = gpmil.load(tmp_path / "vgpmil").predict_novelty(far)
+    np.testing.assert_array_equal(again, found.novelty)
 
 
 def test_what_slides_are_not_judged_by(model, cohort):
@@ -136,11 +150,26 @@ def test_a_part_of_it_is_damage(model, tmp_path):
 
 
 def test_too_few_slides_or_patients_tell_nothing(cohort, model):
+    assert not novelty.enough(np.arange(9))
+    assert not novelty.enough(np.arange(12) % 2)
+    assert novelty.enough(np.arange(12) % 3)
+    few = model.with_settings_fixed().set_params(calibrated=False).fit(cohort[:9])
+    assert np.isnan(few.predict_novelty(cohort)).all()
+
+
+def test_slides_in_several_places_tell_the_same(model, cohort):
+    """Also of patients whose slides lie apart, and where a place has none of those looked at."""
     gp = model._gp(torch.device("cpu"))
-    slides = [torch.tensor(x) for x in cohort.split(cohort.features)[:12]]
-    assert novelty.Seen.learn(gp, slides[:9], np.arange(9)) is None
-    assert novelty.Seen.learn(gp, slides, np.arange(12) % 2) is None
-    assert novelty.Seen.learn(gp, slides, np.arange(12) % 3) is not None
+    slides = [torch.tensor(x) for x in cohort.split(cohort.features)]
+    patient = np.unique(cohort.groups, return_inverse=True)[1]
+    places = [novelty.Looked.at(a, gp, slides[a:b]) for a, b in ((0, 3), (3, 3), (3, 10), (10, 24))]
+
+    def ask(what, *arguments):
+        return [getattr(place, what)(*arguments) for place in places]
+
+    seen = novelty.Seen.learn(ask, patient)
+    for name, part in SEEN.items():
+        np.testing.assert_allclose(np.asarray(getattr(seen, part)), getattr(model, name), rtol=1e-7)
 
 
 def test_labels_of_patches_do_not_change_what_was_seen(model, cohort, far):
@@ -153,6 +182,14 @@ def test_labels_of_patches_do_not_change_what_was_seen(model, cohort, far):
     np.testing.assert_allclose(
         taught.predict_all(far).novelty, model.predict_novelty(far), rtol=1e-9
     )
+
+
+def test_a_negative_spread_is_damage(model, tmp_path):
+    arrays, card = model._saved()
+    arrays["novelty_spreads_"] = -arrays["novelty_spreads_"]
+    persistence.write(tmp_path / "odd", arrays, card)
+    with pytest.raises(ValueError, match="novelty_"):
+        gpmil.load(tmp_path / "odd")
 
 
 def test_means_beyond_the_covariance_are_damage(model, tmp_path):

@@ -9,19 +9,30 @@ def explained(own, W, seen):
     return np.array([w @ (np.eye(len(w)) - inverse) @ w / own for w in W])
 
 
-def distance(phi, others, seen, ridge=0.01):
-    """min_j (phi - phi_j)'(C + r I)^-1 (phi - phi_j)."""
+def metric(seen, ridge=0.01):
+    """A = (C + r I)^-1."""
     C = np.cov(seen.T, bias=True)
-    A = np.linalg.inv(C + ridge * np.trace(C) / len(C) * np.eye(len(C)))
-    return min((phi - other) @ A @ (phi - other) for other in others)
+    return np.linalg.inv(C + ridge * np.trace(C) / len(C) * np.eye(len(C)))
+
+
+def spread(W, A):
+    """v = tr(A S), S the covariance within a slide."""
+    return np.trace(A @ np.cov(W.T, bias=True).reshape(len(A), len(A)))
+
+
+def distance(W, others, A, spreads):
+    """min_j (phi - phi_j)' A (phi - phi_j) / (v + v_j)."""
+    apart = [W.mean(0) - other.mean(0) for other in others]
+    return min(a @ A @ a / (spread(W, A) + v) for a, v in zip(apart, spreads))
 
 
 def scores(slides, own, patient):
     """d_b and -log mean e_i of every training slide, and all -log e_i; each without its patient."""
     d, e = [], []
+    whole = metric(np.vstack(slides))
     for b, W in enumerate(slides):
         rest = [slides[j] for j in range(len(slides)) if patient[j] != patient[b]]
-        d.append(distance(W.mean(0), [w.mean(0) for w in rest], np.vstack(rest)))
+        d.append(distance(W, rest, metric(np.vstack(rest)), [spread(w, whole) for w in rest]))
         e.append(explained(own, W, np.vstack(rest)))
     return np.stack([d, -np.log([a.mean() for a in e])], axis=1), -np.log(np.concatenate(e))
 

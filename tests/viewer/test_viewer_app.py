@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import logging
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -367,7 +368,6 @@ def test_curves_are_of_the_rows_listed(tmp_path):
     assert sum(part["n"] for part in found["reliability"]) == 40
     called = [v > 0.5 for v in p]
     assert found["confusion"] == {
-        "threshold": 0.5,
         "tp": sum(c and u for c, u in zip(called, y)),
         "fp": sum(c and not u for c, u in zip(called, y)),
         "fn": sum(not c and u for c, u in zip(called, y)),
@@ -536,7 +536,46 @@ def test_runs_that_gpmil_wrote_are_shown(place):
     assert header["grid"]["columns"] == 3 and header["step"] == [256, 256]
     metrics = json.loads((place / "fit" / METRICS).read_text())["slides"]["metrics"]
     assert own.get("/api/curves/0").json()["metrics"] == metrics
-    assert own.get("/api/curves/1?coupling=0").status_code == 200
+    patients = json.loads((place / "fit" / METRICS).read_text())["patients"]["metrics"]
+    assert own.get("/api/curves/0").json()["patient_metrics"] == patients
+    assert own.get("/api/curves/1").status_code == 200
+    said = own.get("/api/curves/1?coupling=0")
+    assert (
+        said.status_code == 404 and "called with the coupling of the fit" in said.json()["detail"]
+    )
+    assert {None} == set(found["columns"]["runs"][1]["couplings"]["0"]["call"])
+    assert {0, 1} == set(found["columns"]["runs"][1]["call"])
+
+
+def test_patients_are_listed_with_their_slides(place, tmp_path, caplog):
+    found = client(place / "fit", place / "both").get("/api/cohort").json()
+    own, none = found["patients"]
+    assert none is None  # several couplings: maps to compare
+    rows = texts(place / "fit" / "patients.csv")
+    assert own["name"] == [row["patient"] for row in rows] == [f"p{k}" for k in range(5)]
+    assert own["slides"] == [[2 * k, 2 * k + 1] for k in range(5)]
+    for name in ("probability", "call", "label"):
+        assert own[name] == numbers([row[name] for row in rows])
+    # other patients were given to gpmil evaluate: of those nothing was predicted together
+    run = shutil.copytree(place / "fit", tmp_path / "fit")
+    given = [f"s{b},{b % 2},{'p0' if b < 3 else f'p{b // 2}'}" for b in range(10)]
+    (run / "labels.csv").write_text("\n".join(["slide,label,patient", *given]) + "\n")
+    (own,) = client(run).get("/api/cohort").json()["patients"]
+    assert own["name"] == ["p2", "p3", "p4"] and own["slides"][0] == [4, 5]
+    (run / "patients.csv").write_text("patient,slides,probability\np0,2,1.7\n")
+    assert client(run).get("/api/cohort").json()["patients"] == [None]
+    assert "numbers from 0 to 1" in caplog.text
+
+
+def test_slides_are_called_as_the_run_calls_them(tmp_path):
+    """Not by a probability above one half: the model may have another threshold."""
+    folder = write_run(tmp_path / "run", dict.fromkeys(f"s{k}" for k in range(6)))
+    table = pd.read_csv(folder / PREDICTIONS, dtype=str, keep_default_na=False)
+    table.assign(call=list("110100")).to_csv(folder / PREDICTIONS, index=False)
+    page = client(folder)
+    assert page.get("/api/cohort").json()["columns"]["runs"][0]["call"] == [1, 1, 0, 1, 0, 0]
+    counts = page.get("/api/curves/0").json()["confusion"]  # labels are 0 1 0 1 0 1
+    assert counts == {"tp": 2, "fp": 1, "fn": 1, "tn": 2}
 
 
 def test_similar_patches_of_a_run_that_gpmil_wrote(place):

@@ -11,17 +11,23 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
+from oracles.viewer import decode
 from typer.testing import CliRunner
 from viewer_runs import patches, write_run
 
-from gpmil import extras
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+pytest.importorskip("uvicorn")
+from fastapi.testclient import TestClient
+
+from gpmil import extras, load, simulate
 from gpmil.cli import app
 from gpmil.viewer import serve
+from gpmil.viewer.app import build
 from gpmil.viewer.cohort import as_json, open_cohort
-
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
+from gpmil.viewer.security import door
 
 
 @pytest.fixture
@@ -141,6 +147,34 @@ def test_demo_can_end_in_the_viewer(monkeypatch, tmp_path):
     assert card["fitted_coupling"] > 0 and "slide effect" in card["learned"]
     assert card["has_p_values"] and card["rate"] == 0.1
     assert json.loads((tmp_path / "demo" / "config.json").read_text())["hard"] is True
+    _is_taught(tmp_path / "demo")
+
+
+def _is_taught(run):
+    """A held-out slide that is marked joins the fit of the demo, and only then."""
+    app = build(open_cohort([run]), door("127.0.0.1", None, 8000))
+    page = TestClient(app, base_url="http://127.0.0.1:8000")
+    state = page.get("/api/marks/0").json()
+    assert state["learns"], state["why"]
+    found = page.get("/api/cohort").json()["columns"]
+    slide = found["label"].index(1)
+    before = decode(page.get(f"/api/map/0/{slide}").content)[1]["probability"]
+    told = {"slide": slide, "indices": [before.index(max(before))], "label": 1, "window": "w"}
+    ours = {"origin": "http://127.0.0.1:8000"}
+    assert page.post("/api/marks/0", json=told, headers=ours).status_code == 200
+    after = decode(page.get(f"/api/taught/0/{slide}").content)[1]["probability"]
+    assert after[told["indices"][0]] > max(before)
+    asked = page.get("/api/suggest/0").json()["patches"]
+    assert asked and {s["slide"] for s in asked} <= {k for k, y in enumerate(found["label"]) if y}
+    saved = page.post("/api/marks/0/save", json={}, headers=ours).json()
+    model = load(saved["model"])
+    train, test = simulate.demonstration(0, 10, 3, hard=True)
+    assert model.cohort_["bags"] == len(model.cross_fit_.labels) == len(train) + 1
+    again = model.predict_instances(test[slide]).probability
+    np.testing.assert_allclose(again, after, atol=1e-6)
+    page.post("/api/marks/0/undo", json={"window": "w"}, headers=ours)
+    back = decode(page.get(f"/api/taught/0/{slide}").content)[1]["probability"]
+    np.testing.assert_allclose(back, before, atol=1e-5)
 
 
 # --- A real server --------------------------------------------------------------------------------

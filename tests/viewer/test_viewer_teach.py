@@ -72,7 +72,7 @@ def test_marks_are_kept_undone_and_redone(plain):
     page = client(plain)
     empty = page.get("/api/marks/0").json()
     assert empty["marks"] == [] and not empty["can_undo"] and not empty["learns"]
-    assert "a run of gpmil predict" in empty["why"]
+    assert "gpmil predict uses a model that was fitted to other slides" in empty["why"]
     said = marked(page, 0, [4, 5, 4], 0).json()
     assert [(m["slide"], m["index"], m["label"]) for m in said["marks"]] == [(0, 4, 0), (0, 5, 0)]
     assert said["marks"][0]["who"] == "mk" and said["marks"][0]["when"].endswith("Z")
@@ -166,6 +166,24 @@ def test_writing_needs_the_token_and_an_end(plain):
     for method in ("PUT", "DELETE", "PATCH"):
         assert page.request(method, "/api/marks/0", headers=OURS).status_code == 405
     assert page.post("/api/marks/0/other", json={}, headers=OURS).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("cv", "gpmil cv fits a model for every fold and keeps none"),
+        ("predict", "Open the run of its gpmil fit"),
+        ("demo", "does not say which slides were simulated"),
+        ("evaluate", "a run of gpmil evaluate, without a model"),
+    ],
+)
+def test_runs_that_cannot_be_taught_say_why(tmp_path, command, words):
+    folder = write_run(tmp_path / "run", {"s": patches(9, 1)}, command=command)
+    card = {"class": "VGPMILPRI", "fitted": {}}
+    (folder / "model").mkdir()
+    (folder / "model" / "model.json").write_text(json.dumps(card))
+    said = client(folder).get("/api/marks/0").json()
+    assert not said["learns"] and words in said["why"]
 
 
 # --- Learning -------------------------------------------------------------------------------------

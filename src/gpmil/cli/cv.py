@@ -31,6 +31,8 @@ from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions, repeat_folder
 from gpmil.runs.judge import judge_run
 from gpmil.runs.page import write as write_report
+from gpmil.runs.patient_table import PATIENTS
+from gpmil.runs.patients import asks_for_patients, patient_rows
 from gpmil.runs.predict import PredictionOptions, predict, refer_rule, write_patches
 from gpmil.runs.workspace import Workspace, csv_bytes, workspace
 from gpmil.show.report import RESEARCH
@@ -109,8 +111,11 @@ def run(
             step(f"{k + 1}/{len(splits)} {split.unit}: training on {len(split.train)} slides")
             _carry_out(space, split, bags, model, asked, places[k])
         step("metrics")
-        pooled = space.pooled([split.unit for split in splits])
-        space.write(PREDICTIONS, csv_bytes(pooled))
+        units = [split.unit for split in splits]
+        space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
+        if asks_for_patients(model, bags):
+            pooled = space.pooled([_of_patients(unit) for unit in units])
+            space.write(PATIENTS, csv_bytes(pooled))
         space.write("splits.csv", table)
         found = judge_run(space.folder, read_predictions(space.folder))
         space.write(METRICS, json_bytes(found))
@@ -135,9 +140,21 @@ def _carry_out(
         names = held_out.names.astype(str)
         for under, chosen in places.items():
             write_patches(space, names[chosen].tolist(), [patches[i] for i in chosen], under)
+    if asks_for_patients(model, bags):
+        space.finish(_of_patients(split.unit), _placed(patient_rows(fitted, held_out), split))
+    space.finish(split.unit, _placed(rows, split))
+
+
+def _of_patients(unit: str) -> str:
+    """The part that holds a unit's rows of patients.csv: finished first."""
+    return f"patients-{unit}"
+
+
+def _placed(rows: pd.DataFrame, split: Split) -> pd.DataFrame:
+    """With the repeat and the fold they are of."""
     rows.insert(2, "repeat", split.repeat)
     rows.insert(3, "fold", split.fold)
-    space.finish(split.unit, rows)
+    return rows
 
 
 def _patch_places(splits: Sequence[Split]) -> list[dict[str, Int[np.ndarray, " _"]]]:

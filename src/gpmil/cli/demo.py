@@ -21,7 +21,6 @@ from threadpoolctl import threadpool_limits
 from gpmil import simulate
 from gpmil.cli import view as viewer
 from gpmil.cli.demo_models import (
-    DISTINCT,
     SUITED,
     JudgedModel,
     compared,
@@ -85,7 +84,7 @@ def run(
         threadpool_limits(limits=1),
     ):
         step(f"simulating {n_train} slides to train on and {n_test} held-out ones")
-        train, test = _cohorts(seed, n_train, n_test, hard)
+        train, test = simulate.demonstration(seed, n_train, n_test, hard)
         step("yardstick: a classifier trained on the patch labels")
         yardstick = measure_yardstick(train, test)
         judged = _fit_and_judge(models, train, test, seed, step)
@@ -102,13 +101,6 @@ def run(
     _print(judged, facts, out)
     if view:
         viewer.run([out], port=port, browser=browser)
-
-
-def _cohorts(seed: int, n_train: int, n_test: int, hard: bool) -> tuple[Bags, Bags]:
-    """Slides to train on, and held-out ones of other patients."""
-    lesions = {} if hard else DISTINCT
-    train = simulate.cohort(n_train, seed=seed, part=0, **lesions)
-    return train, simulate.cohort(n_test, seed=seed, part=1, **lesions)
 
 
 def _fit_and_judge(

@@ -28,8 +28,6 @@ from gpmil.models import VGPMILPR, VGPMILPRI, InstancePredictions, paper_setting
 from gpmil.runs.learned import LEARNED, MEANINGS, in_words, learned
 from gpmil.runs.predict import PredictionOptions
 
-# The lesions of the cohort that is not hard: chosen by the yardstick alone, see above.
-DISTINCT: dict[str, Any] = {"min_lesion": 5, "separation": 5.0}
 BUDGET = 15  # fits' worth of tuning: the demo is to be over soon, and more changes little here
 RATE = PredictionOptions().rate  # of false marks
 SMALL = 5  # malignant patches; a smaller lesion is easily missed

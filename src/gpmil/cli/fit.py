@@ -73,8 +73,8 @@ def run(
         step("writing")
         space.write("splits.csv", csv_bytes(_trained_on(bags)))
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
-        judged = judge_run(space.folder, read_predictions(space.folder))
         write_patients(space, model, bags)
+        judged = judge_run(space.folder, read_predictions(space.folder))
         found = {"training": _facts(model), "note": SEEN, **judged}
         space.write(METRICS, json_bytes(found))
         write_report(space.folder)

@@ -52,8 +52,9 @@ class ModelUse:
 
     def coupled(self, model: BagClassifier) -> dict[str, BagClassifier]:
         """The model with each of the strengths asked for, by name."""
-        found = {f"{c:.12g}": with_coupling(model, c) for c in self.couplings()}
-        return found or {"": model}
+        found = {_name(c): with_coupling(model, c) for c in self.couplings()}
+        # Other couplings have a column and folders of their own, that of the fit needs none.
+        return {"": model} if self.couplings() in ([], [_fitted(model)]) else found
 
     def couplings(self) -> list[float]:
         """The strengths asked for, each once; none: that of the fit."""
@@ -66,6 +67,21 @@ class ModelUse:
                 f"--coupling must be a number, or several as in 0,0.5,1; got {self.coupling!r}."
             ) from error
         return list(dict.fromkeys(found))
+
+
+def _name(coupling: float) -> str:
+    """A short name that reads as the number.
+
+    >>> _name(0.5), _name(2.0), _name(0.1 + 0.2)
+    ('0.5', '2', '0.30000000000000004')
+    """
+    short = f"{coupling:.12g}"
+    return short if float(short) == coupling else repr(coupling)
+
+
+def _fitted(model: BagClassifier) -> float | None:
+    """The coupling that slides are called with; None for models without."""
+    return model.coupling_ if isinstance(model, FittedGP) else None
 
 
 def model_folder(path: Path) -> Path:
@@ -118,20 +134,19 @@ def run(
     if model.cohort_.get("classes"):  # of the probabilities, however these labels are called
         config["classes"] = model.cohort_["classes"]
     if isinstance(model, FittedGP):
-        config["fitted_coupling"] = model.coupling_
+        config["fitted_coupling"] = _fitted(model)
     n_steps = len(models) * len(list(batches(bags.sizes, asked.batch))) + 1
     with workspace(out, config) as space, progress(n_steps) as step:
         units: list[str] = []
-        for coupling, own in models.items():
-            # Several couplings have a column and folders of their own, a single one needs none.
-            name = coupling if len(models) > 1 else ""
-            units += predict_in_batches(space, own, bags, asked, step, name)
+        for name, own in models.items():
+            calls = _fitted(own) == _fitted(model)
+            units += predict_in_batches(space, own, bags, asked, step, name, calls)
         step("writing")
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         table = read_predictions(space.folder)
+        if list(models) == [""]:
+            write_patients(space, model, bags)
         found = judge_run(space.folder, table)
-        if len(models) == 1:
-            write_patients(space, next(iter(models.values())), bags)
         if found:
             space.write(METRICS, json_bytes(noted | found))
         write_report(space.folder)
@@ -178,8 +193,7 @@ def _say(table: pd.DataFrame, found: dict[str, Any], out: Path) -> None:
     if "coupling" in table:
         print_line(f"{len(table)} maps. {NO_CALLS}")
     else:
-        positive = int((table["probability"] > 0.5).sum())
-        print_line(f"{len(table)} slides, {positive} of them with a probability above one half")
+        print_line(f"{len(table)} slides, {int((table['call'] == 1).sum())} called positive")
     referred = table["decision"].value_counts()
     if np.isin(["accept", "refer"], referred.index).any():
         print_line(f"{referred.get('accept', 0)} accepted, {referred.get('refer', 0)} referred")

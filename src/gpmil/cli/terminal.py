@@ -52,12 +52,13 @@ def show_metrics(found: Mapping[str, Any]) -> None:
         print_line(f"coupling {coupling}:")
         show_metrics(part)
     for what, names in SHOWN.items():
-        for name in names if what in found else ():
-            estimate = estimate_of(found[what]["metrics"][name])
+        known = found.get(what, {}).get("metrics", {})
+        for name in (name for name in names if name in known):
+            estimate = estimate_of(known[name])
             print_line(f"{what} {name.replace('_', ' ')}: {estimate}")
-    for name, rate in found.get("slides", {}).get("operating", {}).items():
-        ends = f"{rate['value']:.3f} ({rate['low']:.3f} to {rate['high']:.3f})"
-        print_line(f"slides {name}: {ends}, of {rate['slides']:.0f}")
+        for name, rate in found.get(what, {}).get("operating", {}).items():
+            ends = f"{rate['value']:.3f} ({rate['low']:.3f} to {rate['high']:.3f})"
+            print_line(f"{what} {name}: {ends}, of {rate['slides']:.0f}")
     if "slides" in found:
         patients = found["slides"]["patients"]
         known = f"Slides of one patient stay together; intervals by patient, of {patients}."
@@ -66,5 +67,6 @@ def show_metrics(found: Mapping[str, Any]) -> None:
 
 SHOWN = {
     "slides": ("auc", "average_precision", "accuracy", "log_loss", "calibration_error"),
+    "patients": ("auc", "accuracy", "log_loss"),
     "patches": ("auc", "average_precision", "within_bag_auc", "false_discovery_rate", "power"),
 }

@@ -35,10 +35,11 @@ PerInstance = Int[np.ndarray, " n"]
 def count(n: int, noun: str) -> str:
     """A number and its noun.
 
-    >>> count(1, "bag"), count(2713, "instance")
-    ('1 bag', '2,713 instances')
+    >>> count(1, "bag"), count(2713, "instance"), count(1, "patch"), count(2, "patch")
+    ('1 bag', '2,713 instances', '1 patch', '2 patches')
     """
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+    several = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}{several}"
 
 
 def listed(values: Iterable[Any]) -> str:

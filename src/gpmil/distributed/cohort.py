@@ -8,7 +8,8 @@ order in which numbers are added.
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -31,7 +32,8 @@ from gpmil.moments.likelihood import Traits
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
 from gpmil.process.lesion_points import Suspects, foremost
-from gpmil.process.sparse_gp import Posterior
+from gpmil.process.novelty import Ask
+from gpmil.process.sparse_gp import Posterior, SparseGP
 
 logger = logging.getLogger("gpmil")
 T = TypeVar("T")
@@ -123,6 +125,18 @@ class Cohort:
     def slide_means(self, feature_map: FeatureMap) -> Float[Tensor, "B d"]:
         """The mean kernel inputs of every bag, each from where its patches lie."""
         return torch.cat(self.cluster.map("slide_means", feature_map))
+
+    @contextmanager
+    def looking(
+        self, chosen: Int[np.ndarray, " b"], most: int, feature_map: FeatureMap, gp: SparseGP
+    ) -> Iterator[Ask]:
+        """How to ask for what novelty is learned from; the points are the first of the fit's."""
+        which = _local(chosen, [len(part) for part in self.parts])
+        starts = np.cumsum([0, *(len(own) for own in which)])[:-1].tolist()
+        m = len(gp.inducing)
+        self.cluster.tell("look_at", most, feature_map, m, each=list(zip(starts, which)))
+        yield functools.partial(self.cluster.map, "looked")
+        self.cluster.untell("look_at")
 
     # --- Inference ----------------------------------------------------------------------------
 

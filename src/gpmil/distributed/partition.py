@@ -30,6 +30,7 @@ from gpmil.process.features import FeatureMap, Sums
 from gpmil.process.inducing import Tally
 from gpmil.process.kernels import Kernel
 from gpmil.process.lesion_points import Suspects
+from gpmil.process.novelty import Looked, evenly
 from gpmil.process.slide_context import SlideContext, bag_means
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, marginal
 
@@ -109,6 +110,7 @@ class Partition:
         self._source, self._y, self._device = source, y, device
         self.positive: np.ndarray | None = None  # (b,) bool
         self._sample: Tensor | None = None
+        self._looked: Looked | None = None
         self._plan: Plan | None = None
         self.pieces: Sequence[Piece] = ()
         self._problem: Problem | None = None
@@ -192,6 +194,26 @@ class Partition:
             sizes = torch.from_numpy(self.bags.sizes[bags]).to(self.device)
             found.append(bag_means(x, sizes).cpu())
         return torch.cat(found)
+
+    def look_at(
+        self, which: tuple[int, Int[np.ndarray, " b"]], most: int, feature_map: FeatureMap,
+        gp: SparseGP | int,
+    ) -> None:  # fmt: skip
+        """Keep some bags as novelty sees them, of large ones evenly spaced instances.
+
+        `which` begins with the place of the first one among all. An int means the first so many
+        points of the fit.
+        """
+        start, chosen = which
+        gp = self._gp.first(gp) if isinstance(gp, int) else gp
+        rows = [self.bags.offsets[b] + evenly(int(self.bags.sizes[b]), most) for b in chosen]
+        taken = (features.take(self.rows, torch.from_numpy(r).to(self.device)) for r in rows)
+        self._looked = Looked.at(start, gp, [feature_map(x, self.device) for x in taken]).cpu()
+
+    def looked(self, what: str, *arguments: Any) -> Any:
+        """What novelty asks of these bags; see `Looked`."""
+        assert self._looked is not None
+        return getattr(self._looked, what)(*arguments)
 
     def take_sample(
         self, which: Int[np.ndarray, " m"], positive: bool, feature_map: FeatureMap

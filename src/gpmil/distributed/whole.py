@@ -5,6 +5,8 @@ themselves and k-means the rows.
 """
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -21,7 +23,8 @@ from gpmil.inference.stores import Gathered
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
 from gpmil.process.lesion_points import Suspects
-from gpmil.process.sparse_gp import Posterior
+from gpmil.process.novelty import Ask
+from gpmil.process.sparse_gp import Posterior, SparseGP
 
 
 class WholeCohort:
@@ -61,6 +64,14 @@ class WholeCohort:
     def slide_means(self, feature_map: FeatureMap) -> Float[Tensor, "B d"]:
         """The mean kernel inputs of every bag."""
         return self.partition.slide_means(feature_map)
+
+    @contextmanager
+    def looking(
+        self, chosen: Int[np.ndarray, " b"], most: int, feature_map: FeatureMap, gp: SparseGP
+    ) -> Iterator[Ask]:
+        """How to ask for what novelty is learned from."""
+        self.partition.look_at((0, chosen), most, feature_map, gp)
+        yield lambda what, *arguments: [self.partition.looked(what, *arguments)]
 
     def some_bags(self, chosen: Int[np.ndarray, " b"]) -> Bags:
         """What settings are learned from."""

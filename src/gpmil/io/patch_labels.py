@@ -273,7 +273,7 @@ def _per_patch(found: Found, labels: classes.Labels, path: Path) -> np.ndarray:
     torn = np.intersect1d(negative, positive)
     if len(torn):
         raise ValueError(
-            f"{path}: {count(len(torn), 'patch').replace('patchs', 'patches')} labelled both "
+            f"{path}: {count(len(torn), 'patch')} labelled both "
             f"positive and negative: {_named(found, torn)}. Keep one label per patch, or "
             "draw annotations that do not overlap."
         )

@@ -1,7 +1,7 @@
 """VGPMIL, the logistic Gaussian-process MIL model of Haussmann et al. (2017)."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,10 +13,10 @@ from sklearn.exceptions import ConvergenceWarning
 from gpmil.data.bags import Bags
 from gpmil.distributed import WholeCohort
 from gpmil.inference import logistic
-from gpmil.models.base import InstancePredictions, resolve_device
+from gpmil.models.base import InstancePredictions, Predictions, resolve_device
 from gpmil.models.checks import generator, number, one_of, require_numbers, word_or_number
-from gpmil.models.saved_gp import SavedGP
 from gpmil.models.sparse import DTYPES
+from gpmil.models.with_novelty import NovelGP
 from gpmil.process.features import ROWS
 from gpmil.process.kernels import KERNELS
 from gpmil.warn import warn_caller
@@ -26,7 +26,7 @@ BAG_RULES = ("noisy_or", "max")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class VGPMIL(SavedGP):
+class VGPMIL(NovelGP):
     """Logistic Gaussian-process MIL with Jaakkola's bound (Haussmann et al. 2017).
 
     Parameters
@@ -85,7 +85,7 @@ class VGPMIL(SavedGP):
     dtype: Any = "float64"
     verbose: Any = False
 
-    NUMBERS = SavedGP.NUMBERS | {"slide_effect_": partial(number, least=0)}
+    NUMBERS = NovelGP.NUMBERS | {"slide_effect_": partial(number, least=0)}
     LATER: ClassVar[dict[str, dict[str, Any]]] = {"slide_effect": {"slide_effect_": 0.0}}
 
     # --- Fit ----------------------------------------------------------------------------------
@@ -119,6 +119,7 @@ class VGPMIL(SavedGP):
             self.expected_max,
         )
         self._keep(gp, found.q)
+        self._learn_range(cohort, device)
         self.cross_fit_ = None
         self.n_iter_, self.converged_ = found.n_iter, found.converged
         self.residual_ = found.residual
@@ -150,7 +151,20 @@ class VGPMIL(SavedGP):
 
     def predict_instances(self, bags) -> InstancePredictions:
         """P(h_i = 1) = E[sigmoid(f_i)] of every instance, with mean and deviation of f_i."""
-        return self._instances(self._check_predictable(bags))
+        bags = self._check_predictable(bags)
+        return replace(self._instances(bags), novelty=self._novelty(bags)[0])
+
+    def predict_all(
+        self,
+        bags,
+        *,
+        rate: float = 0.1,
+        level: float | None = None,
+        interval_size: int | None = None,
+    ) -> Predictions:
+        """All that the model says of bags and instances; it marks none and knows no intervals."""
+        found = super().predict_all(bags, rate=rate, level=level, interval_size=interval_size)
+        return replace(found, novelty=self.predict_novelty(bags))
 
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(y_b = 0) by the rule `bag`, instances independent but for the slide effect.

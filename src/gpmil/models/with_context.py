@@ -19,8 +19,8 @@ from gpmil.models import saved_checks
 from gpmil.models.checks import is_word, number, word_or_number
 from gpmil.models.saved import Arrays
 from gpmil.models.saved_checks import Array, Damaged
-from gpmil.models.saved_gp import SavedGP
 from gpmil.models.sparse import TrainingCohort
+from gpmil.models.with_novelty import NovelGP
 from gpmil.process.inducing import kmeans
 from gpmil.process.slide_context import MOST_POINTS, Frame, SlideContext
 from gpmil.process.sparse_gp import Posterior, SparseGP
@@ -57,14 +57,14 @@ class SlideEvidence:
         return self.patches + self.slide
 
 
-class ContextGP(SavedGP):
+class ContextGP(NovelGP):
     """A Gaussian-process model that may have a slide context."""
 
-    ARRAYS = SavedGP.ARRAYS | {
+    ARRAYS = NovelGP.ARRAYS | {
         "slide_context_center_": Array(("d",), "finite", optional=True),
         "slide_context_points_": Array(("M_s", "d"), "finite", optional=True),
     }
-    NUMBERS = SavedGP.NUMBERS | NUMBERS
+    NUMBERS = NovelGP.NUMBERS | NUMBERS
 
     slide_context: Any
     slide_context_lengthscale: Any
@@ -146,6 +146,7 @@ class ContextGP(SavedGP):
 
     def _check_sizes(self, sizes: saved_checks.Symbols) -> None:
         """A context is there whole, and q(u) has its entries, or it is not there at all."""
+        super()._check_sizes(sizes)
         odd = [k for k in PARTS if (getattr(self, k) is not None) != (self.slide_context_ > 0)]
         if odd:
             raise Damaged(

@@ -1,7 +1,6 @@
 """Novelty: what a model keeps of its training cohort, to say how unlike it other slides are."""
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,32 +13,34 @@ from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.models import saved_checks
 from gpmil.models.base import resolve_device
 from gpmil.models.saved_checks import Array, Damaged
-from gpmil.models.with_context import ContextGP
-from gpmil.process.novelty import LEVELS, MOST_PATCHES, MOST_SLIDES, Seen, evenly
-from gpmil.process.sparse_gp import SparseGP
+from gpmil.models.saved_gp import SavedGP
+from gpmil.models.sparse import TrainingCohort
+from gpmil.process.novelty import LEVELS, MOST_PATCHES, MOST_SLIDES, Seen, enough, evenly
 
 logger = logging.getLogger("gpmil")
 SEEN = {
     "novelty_precision_": "R",
     "novelty_mean_": "mean",
     "novelty_slides_": "slides",
+    "novelty_spreads_": "spreads",
     "novelty_patches_": "patches",
     "novelty_scores_": "scores",
     "novelty_count_": "count",
 }
 UNKNOWN = (
-    "novelty is not known: the model was fitted by an earlier gpmil, over partitions, or to fewer "
-    "than 10 slides (3 patients). Far slides are not told from others."
+    "novelty is not known: the model was fitted by an earlier gpmil, or to fewer than 10 slides (3 "
+    "patients). Far slides are not told from others."
 )
 
 
-class NovelGP(ContextGP):
+class NovelGP(SavedGP):
     """A Gaussian-process model that knows what it has seen."""
 
-    ARRAYS = ContextGP.ARRAYS | {
+    ARRAYS = SavedGP.ARRAYS | {
         "novelty_precision_": Array(("K", "K"), "precision", optional=True),
         "novelty_mean_": Array(("K",), "finite", optional=True),
         "novelty_slides_": Array(("S", "K"), "finite", optional=True),
+        "novelty_spreads_": Array(("S",), "finite", optional=True),
         "novelty_patches_": Array((len(LEVELS),), "finite", optional=True),
         "novelty_scores_": Array(("S", 2), "positive", optional=True),
         "novelty_count_": Array((1,), "positive", optional=True),
@@ -50,6 +51,7 @@ class NovelGP(ContextGP):
     novelty_precision_: np.ndarray | None  # None: novelty is not known, as are those below
     novelty_mean_: np.ndarray | None
     novelty_slides_: np.ndarray | None
+    novelty_spreads_: np.ndarray | None
     novelty_patches_: np.ndarray | None
     novelty_scores_: np.ndarray | None
     novelty_count_: np.ndarray | None
@@ -63,15 +65,16 @@ class NovelGP(ContextGP):
         """
         return self._novelty(self._check_predictable(bags))[1]
 
-    def _learn_range(self, bags: Bags | None, device: torch.device) -> None:
-        """Keep what was seen, of cohorts in one place."""
-        seen = None
-        if bags is not None and self.learns_range:
-            chosen = evenly(len(bags), MOST_SLIDES)
-            groups = np.arange(len(bags)) if bags.groups is None else bags.groups
-            slides = [self._looked_at(bags, int(b), device) for b in chosen]
-            patient = np.unique(np.asarray(groups)[chosen], return_inverse=True)[1]
-            seen = Seen.learn(self._first_points(device, self._n_lasting()), slides, patient)
+    def _learn_range(self, cohort: TrainingCohort, device: torch.device) -> None:
+        """Keep what was seen, here or in partitions, which send sums."""
+        n, groups, seen = len(cohort.whole), cohort.whole.groups, None
+        chosen = evenly(n, MOST_SLIDES)
+        patient = np.asarray(np.arange(n) if groups is None else groups)[chosen]
+        patient = np.unique(patient, return_inverse=True)[1]
+        if self.learns_range and enough(patient):
+            gp = self._gp(device).first(self._n_lasting())
+            with cohort.looking(chosen, MOST_PATCHES, self._feature_map(), gp) as ask:
+                seen = Seen.learn(ask, patient)
         for name, part in SEEN.items():
             value = getattr(seen, part, None)
             setattr(self, name, value.cpu().numpy() if isinstance(value, torch.Tensor) else value)
@@ -79,16 +82,6 @@ class NovelGP(ContextGP):
     def _n_lasting(self) -> int:
         """The first so many inducing points, which stay when labels of patches come and go."""
         return len(self.inducing_points_)
-
-    def _first_points(self, device: torch.device, m: int) -> SparseGP:
-        """The prior at the first m points: their factor is a corner of L."""
-        gp = self._gp(device)
-        return replace(gp, inducing=gp.inducing[:m], L=gp.L[:m, :m], context=None)
-
-    def _looked_at(self, bags: Bags, b: int, device: torch.device) -> torch.Tensor:
-        """The kernel inputs of a slide, of a large one evenly spaced patches."""
-        rows = bags.offsets[b] + evenly(int(bags.sizes[b]), MOST_PATCHES)
-        return self._inputs(bags.features[rows], device)
 
     def _novelty(
         self, bags: Bags
@@ -100,21 +93,20 @@ class NovelGP(ContextGP):
             return None, np.full(len(bags), np.nan)
         patches, slides = np.empty(bags.n_instances), np.empty(len(bags))
         with torch.no_grad():
-            gp = self._first_points(device, len(seen.mean))
+            gp = self._gp(device).first(len(seen.mean))
             for some in batches(bags.sizes):
                 own = slice(bags.offsets[some[0]], bags.offsets[some[-1] + 1])
                 x = self._inputs(bags.features[own], device)
-                patches[own], slides[some] = seen.of(gp, x, bags.sizes[some])
+                K, before = gp.kernel(x, gp.inducing), gp.kernel.diagonal(x)
+                patches[own], slides[some] = seen.of(gp, K, before, bags.sizes[some])
         return patches, slides
 
     def _seen(self, device: torch.device) -> Seen | None:
         kept: dict[str, Any] = {part: getattr(self, name) for name, part in SEEN.items()}
         if kept["R"] is None:
             return None
-        tensors = {
-            name: torch.from_numpy(kept[name]).to(device) for name in ("R", "mean", "slides")
-        }
-        return Seen(**(kept | tensors))
+        names = ("R", "mean", "slides", "spreads")
+        return Seen(**(kept | {name: torch.from_numpy(kept[name]).to(device) for name in names}))
 
     def _check_sizes(self, sizes: saved_checks.Symbols) -> None:
         super()._check_sizes(sizes)

@@ -14,7 +14,7 @@ from gpmil.decide.operating import EQUAL_ODDS, Aim, OperatingPoint
 from gpmil.models import saved_checks
 from gpmil.models.checks import number
 from gpmil.models.cross_fit import CrossFit
-from gpmil.models.with_novelty import NovelGP
+from gpmil.models.with_context import ContextGP
 
 LEFT_OUT = "every slide left out of the fit"
 OUT_OF_FOLD = "models that have not seen the slide's fold"
@@ -31,15 +31,15 @@ def _share(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a probability, got {value!r}.")
 
 
-class DecidingGP(NovelGP):
+class DecidingGP(ContextGP):
     """A Gaussian-process model that calls slides from a threshold on."""
 
-    NUMBERS = NovelGP.NUMBERS | {
+    NUMBERS = ContextGP.NUMBERS | {
         "threshold_": _share,
         "operating_point_": saved_checks.or_none(saved_checks.part),
         "level_information_": saved_checks.or_none(partial(number, least=0)),
     }
-    LATER: ClassVar[dict[str, dict[str, Any]]] = NovelGP.LATER | {"aim": WITHOUT}
+    LATER: ClassVar[dict[str, dict[str, Any]]] = ContextGP.LATER | {"aim": WITHOUT}
 
     aim: Any
     threshold_: float  # P(y = 1) above which a slide is called positive

@@ -4,22 +4,27 @@ With w_i the row of W = Kxz L^-T of a patch, phi_b the mean of w_i over a slide,
 patches the number n, the mean and the covariance C of w_i,
 
     e_i = w_i'(I - R^-1) w_i / k(x_i, x_i),    R = I + sum_j w_j w_j'
-    d_b = min_j (phi_b - phi_j)' (C + r I)^-1 (phi_b - phi_j),    j the training slides
+    d_b = min_j (phi_b - phi_j)' A (phi_b - phi_j) / (v_b + v_j),    j the training slides,
+    v_b = tr(A S_b),    A = (C + r I)^-1,    S_b the covariance of w_i within a slide
 
 e_i is the share of the variance of f at a patch that the training patches, each seen with unit
 noise, explain: a patch is as novel as -log e_i. d_b is the distance to the most similar training
-slide where directions count by how little patches vary in them. It sees what e cannot: patches
-that are near to all and too much alike, as those of another organ or encoder may be. A slide is as
-novel as the larger of d_b and -log of its mean e_i, in units of the edge of the training range.
+slide, in units of how much the patches of the two vary, where directions count by how little all
+patches vary in them. It sees what e cannot: patches that are near to all and too much alike, as
+those of another organ or encoder may be. A slide is as novel as the larger of d_b and -log of its
+mean e_i, in units of the edge of the training range.
 
-Training slides are judged without their patient: sums less its patches, j from other patients. The
-edge of their range is Tukey's fence of the logarithms, which a few odd slides do not move: near
-for d_b, far out for e, which is there for slides that no inducing point is near to.
+Training slides are judged without their patient: sums less its patches, j from other patients (v_j
+stays). Inducing points lie on their own patches all the same, which makes both the distance and v_b
+of a training slide larger than those of a new one; the ratio hardly knows of it. The edge of their
+range is Tukey's fence of the logarithms, which a few odd slides do not move: the inner one for d_b,
+the outer one for e, which is there for slides that no inducing point is near to.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,10 +37,13 @@ MOST_SLIDES = 256  # training slides that are kept, evenly spaced among all
 MOST_PATCHES = 200  # patches of a slide that are looked at, evenly spaced among all
 FEWEST_SLIDES, FEWEST_PATIENTS = 10, 3  # below which nothing can be said
 PATCHES_BEYOND = 0.01  # share of the training patches that lie outside of their own range
-FENCES = (1.0, 3.0)  # quartile ranges from the third quartile to the edge, of d_b and of e
+FENCES = (1.5, 3.0)  # quartile ranges from the third quartile to the edge, of d_b and of e
 RIDGE = 0.01  # r, of the mean variance in C
 LEVELS = np.linspace(0, 1, 101)  # of the quantiles kept of the patches
 TINY, EPS = np.finfo(float).tiny, 1e-12
+
+
+Ask = Callable[..., list[Any]]  # the name of a method, and its arguments
 
 
 class Sums(NamedTuple):
@@ -44,6 +52,11 @@ class Sums(NamedTuple):
     n: float
     first: Float[Tensor, " M"]
     second: Float[Tensor, "M M"]
+
+    def plus(self, other: "Sums") -> "Sums":
+        """With some more."""
+        n, first, second = other
+        return Sums(self.n + n, self.first + first, self.second + second)
 
     def less(self, other: "Sums") -> "Sums":
         """Without some of them."""
@@ -64,6 +77,87 @@ class Sums(NamedTuple):
         return torch.linalg.cholesky((C + C.mT) / 2 + r * torch.eye(len(C)).to(C))
 
 
+class Slides(NamedTuple):
+    """Slides in the metric A = (chol chol')^-1."""
+
+    middle: Float[Tensor, "b M"]  # chol^-1 phi_b
+    spread: Float[Tensor, " b"]  # v_b
+
+    @classmethod
+    def of(cls, Y: Float[Tensor, "n M"], bag: Int[np.ndarray, " n"]) -> "Slides":
+        """From chol^-1 w_i of their patches."""
+        found = bag_mean(torch.cat([Y, Y.square().sum(1, keepdim=True)], dim=1), bag)
+        middle = found[:, :-1]
+        # tr(A S) = mean |y|^2 - |mean y|^2
+        return cls(middle, (found[:, -1] - middle.square().sum(1)).clamp(min=0.0))
+
+    def nearest(self, others: "Slides") -> Float[np.ndarray, " b"]:
+        """d_b."""
+        apart = torch.cdist(
+            self.middle, others.middle, compute_mode="donot_use_mm_for_euclid_dist"
+        ).square()
+        spreads = (self.spread[:, None] + others.spread).clamp(min=EPS)
+        return (apart / spreads).min(1).values.cpu().numpy()
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Some of the training slides, where they lie: w_i and k(x_i, x_i) of patches looked at."""
+
+    start: int  # the number of the first one among all of them
+    W: list[Float[Tensor, "_ M"]]
+    own: list[Float[Tensor, " _"]]
+
+    @classmethod
+    def at(cls, start: int, gp: SparseGP, slides: Sequence[Float[Tensor, "_ d"]]) -> "Looked":
+        """From kernel inputs."""
+        return cls(start, [gp.whiten(x) for x in slides], [gp.kernel.diagonal(x) for x in slides])
+
+    def cpu(self) -> "Looked":
+        """The same to be asked from elsewhere."""
+        return Looked(self.start, [w.cpu() for w in self.W], [k.cpu() for k in self.own])
+
+    def first(self) -> tuple[Sums | None, list[Float[Tensor, " M"]]]:
+        """The sums, and phi of every slide."""
+        return self._sums(range(len(self.W))), [w.mean(0) for w in self.W]
+
+    def spreads(self, metric: Float[Tensor, "M M"]) -> list[Float[Tensor, " 1"]]:
+        """v of every slide."""
+        return [_in_metric(metric, [w]).spread for w in self.W]
+
+    def of_patient(self, patient: Int[np.ndarray, " S"], p: int) -> Sums | None:
+        """The sums over the slides of a patient that lie here."""
+        return self._sums(np.flatnonzero(self._mine(patient) == p).tolist())
+
+    def scores(
+        self,
+        every: Sums,
+        phi: Float[Tensor, "S M"],
+        spreads: Float[Tensor, " S"],
+        patient: Int[np.ndarray, " S"],
+        apart: Mapping[int, Sums],  # those of patients who have slides elsewhere, too
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """d_b, the mean e_i of every slide, and all e_i: each without its patient."""
+        mine = self._mine(patient)
+        d, e = np.empty(len(self.W)), [np.empty(0)] * len(self.W)
+        for p in np.unique(mine):
+            inside, outside = np.flatnonzero(mine == p).tolist(), np.flatnonzero(patient != p)
+            own = sums([self.W[b] for b in inside])
+            others = every.less(apart.get(int(p), own))
+            metric, chol = others.metric(), torch.linalg.cholesky(others.precision())
+            rest = Slides(_solved(metric, phi[outside]), spreads[outside])
+            d[inside] = _in_metric(metric, [self.W[b] for b in inside]).nearest(rest)
+            for b in inside:
+                e[b] = explained(chol, self.own[b], self.W[b]).cpu().numpy()
+        return d, np.array([a.mean() for a in e]), np.concatenate([np.empty(0), *e])
+
+    def _mine(self, patient: Int[np.ndarray, " S"]) -> Int[np.ndarray, " s"]:
+        return patient[self.start : self.start + len(self.W)]
+
+    def _sums(self, chosen: Sequence[int]) -> Sums | None:
+        return sums([self.W[b] for b in chosen]) if len(chosen) else None
+
+
 @dataclass(frozen=True)
 class Seen:
     """What a model keeps of its training cohort, to know what is unlike it."""
@@ -71,52 +165,52 @@ class Seen:
     R: Float[Tensor, "M M"]
     mean: Float[Tensor, " M"]  # of w_i
     slides: Float[Tensor, "S M"]  # phi_j
+    spreads: Float[Tensor, " S"]  # v_j
     patches: Float[np.ndarray, " Q"]  # quantiles of -log e_i, each without its own patient
     scores: Float[np.ndarray, "S 2"]  # d_b and -log of the mean e_i of the slides, likewise
     count: Float[np.ndarray, " 1"]  # n
 
     @classmethod
-    def learn(
-        cls, gp: SparseGP, slides: Sequence[Float[Tensor, "_ d"]], patient: Int[np.ndarray, " S"]
-    ) -> "Seen | None":
-        """From kernel inputs of patches of the slides; None where they are too few."""
-        if len(slides) < FEWEST_SLIDES or len(np.unique(patient)) < FEWEST_PATIENTS:
-            return None
-        W = [gp.whiten(x) for x in slides]
-        phi = torch.stack([w.mean(0) for w in W])
-        every = sums(W)
-        d, e = np.empty(len(W)), [np.empty(0)] * len(W)
-        for p in np.unique(patient):
-            inside, outside = np.flatnonzero(patient == p), np.flatnonzero(patient != p)
-            others = every.less(sums([W[b] for b in inside.tolist()]))
-            d[inside] = nearest(others.metric(), phi[inside], phi[outside])
-            chol = torch.linalg.cholesky(others.precision())
-            for b in inside.tolist():
-                e[b] = explained(chol, gp.kernel.diagonal(slides[b]), W[b]).cpu().numpy()
-        scores = np.stack([d, surprise(np.array([a.mean() for a in e]))], axis=1).clip(TINY)
+    def learn(cls, ask: Ask, patient: Int[np.ndarray, " S"]) -> "Seen":
+        """From slides that lie in one place or in several: `ask` calls a method of all `Looked`.
+
+        Nothing comes back but sums, and a few numbers per slide and patch.
+        """
+        totals, means = zip(*ask("first"))
+        every, phi = _added(totals), torch.stack([own for part in means for own in part])
+        found = ask("spreads", every.metric())
+        spreads = torch.cat([own for part in found for own in part])
+        parts = np.repeat(np.arange(len(means)), [len(part) for part in means])
+        split = [p for p in np.unique(patient) if len(np.unique(parts[patient == p])) > 1]
+        apart = {int(p): _added(ask("of_patient", patient, int(p))) for p in split}
+        d, mean, e = zip(*ask("scores", every, phi, spreads, patient, apart))
+        scores = np.stack([np.concatenate(d), surprise(np.concatenate(mean))], axis=1).clip(TINY)
         quantiles, n = np.quantile(surprise(np.concatenate(e)), LEVELS), np.array([every.n])
-        return cls(every.precision(), every.first / every.n, phi, quantiles, scores, n)
+        return cls(every.precision(), every.first / every.n, phi, spreads, quantiles, scores, n)
 
     def of(
-        self, gp: SparseGP, x: Float[Tensor, "n d"], sizes: Int[np.ndarray, " b"]
-    ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " b"]]:
-        """Of the patches and the slides of whole bags, one after the other.
+        self, gp: SparseGP, K: Float[Tensor, "n M"], own: Float[Tensor, " n"],
+        sizes: Int[np.ndarray, " b"],
+    ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " b"]]:  # fmt: skip
+        """Of the patches and the slides of whole bags, one after the other, from Kxz and k(x, x).
 
         In units of the edge of the training range: 1 is where all but PATCHES_BEYOND of the
         training patches lie below, and for slides the fence.
         """
         q = Posterior.build(torch.zeros_like(self.mean), self.R)
-        K = gp.kernel(x, gp.inducing)
         # w'(I - R^-1) w = |Y|^2
         Y = K @ Predictor.build(gp, q, 0.0).columns[:, 1:]
-        e = Y.square().sum(1) / gp.kernel.diagonal(x)
+        e = Y.square().sum(1) / own
         rows, bag = looked_at(sizes)
-        mean = bag_mean(torch.cat([K[rows], e[rows, None]], dim=1), bag)
-        phi = torch.linalg.solve_triangular(gp.L, mean[:, :-1].mT, upper=False).mT
-        d = nearest(self._metric(), phi, self.slides)
+        metric = self._metric()
+        known = Slides(_solved(metric, self.slides), self.spreads)
+        # y' = w' chol^-T = k(x, Z) L^-T chol^-T
+        eye = torch.eye(len(metric)).to(metric)
+        d = Slides.of(K[rows] @ _solved(metric, _solved(gp.L, eye)), bag).nearest(known)
         # an edge at zero, where all are alike, is none to measure by
         edges = fences(self.scores).clip(EPS)
-        scores = np.stack([d, surprise(mean[:, -1].cpu().numpy())], axis=1) / edges
+        mean = bag_mean(e[rows, None], bag)[:, 0].cpu().numpy()
+        scores = np.stack([d, surprise(mean)], axis=1) / edges
         limit = max(float(np.interp(1 - PATCHES_BEYOND, LEVELS, self.patches)), EPS)
         return surprise(e.cpu().numpy()) / limit, scores.max(1)
 
@@ -124,7 +218,7 @@ class Seen:
     def is_sound(self) -> bool:
         """Whether these can be sums over patches: no file says so of itself."""
         try:
-            finite = bool(self._metric().isfinite().all())
+            finite = bool(self._metric().isfinite().all() and (self.spreads >= 0).all())
         except torch.linalg.LinAlgError:
             return False
         with np.errstate(over="ignore"):
@@ -135,10 +229,20 @@ class Seen:
         return Sums(n, n * self.mean, self.R - torch.eye(len(self.R)).to(self.R)).metric()
 
 
+def enough(patient: Int[np.ndarray, " S"]) -> bool:
+    """Whether anything can be said from slides of these patients."""
+    return len(patient) >= FEWEST_SLIDES and len(np.unique(patient)) >= FEWEST_PATIENTS
+
+
 def sums(W: Sequence[Float[Tensor, "_ M"]]) -> Sums:
     """Over some slides."""
-    first, second = (sum(parts) for parts in zip(*((w.sum(0), w.mT @ w) for w in W)))
-    return Sums(float(sum(map(len, W))), first, second)
+    return _added([Sums(float(len(w)), w.sum(0), w.mT @ w) for w in W])
+
+
+def _added(parts: Iterable[Sums | None]) -> Sums:
+    """All together; None is of no slides."""
+    found = [part for part in parts if part is not None]
+    return functools.reduce(Sums.plus, found)
 
 
 def looked_at(sizes: Int[np.ndarray, " b"]) -> tuple[np.ndarray, np.ndarray]:
@@ -173,19 +277,21 @@ def fences(scores: Float[np.ndarray, "S 2"]) -> Float[np.ndarray, " 2"]:
     """Where the range of d_b and that of e end: Q3 + c (Q3 - Q1) of the logarithms.
 
     >>> fences(np.array([[1.0, 1], [2, 2], [4, 4], [8, 8], [1e9, 1e9]])).round(9).tolist()
-    [32.0, 512.0]
+    [64.0, 512.0]
     """
     first, third = np.quantile(np.log(scores), [0.25, 0.75], axis=0)
     return np.exp(third + np.array(FENCES) * (third - first))
 
 
-def nearest(
-    chol: Float[Tensor, "M M"], phi: Float[Tensor, "a M"], others: Float[Tensor, "b M"]
-) -> Float[np.ndarray, " a"]:
-    """min_j |chol^-1 (phi - phi_j)|^2."""
-    one, two = (torch.linalg.solve_triangular(chol, p.mT, upper=False).mT for p in (phi, others))
-    apart = torch.cdist(one, two, compute_mode="donot_use_mm_for_euclid_dist")
-    return apart.min(1).values.square().cpu().numpy()
+def _solved(chol: Float[Tensor, "M M"], rows: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
+    """chol^-1 of every row."""
+    return torch.linalg.solve_triangular(chol, rows.mT, upper=False).mT
+
+
+def _in_metric(chol: Float[Tensor, "M M"], W: Sequence[Float[Tensor, "_ M"]]) -> Slides:
+    """Some slides, from w_i of their patches."""
+    bag = np.repeat(np.arange(len(W)), [len(w) for w in W])
+    return Slides.of(_solved(chol, torch.cat(list(W))), bag)
 
 
 def explained(

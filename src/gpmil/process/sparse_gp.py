@@ -66,6 +66,10 @@ class SparseGP:
         K = self.kernel(x, y)
         return K + self.shared if self.shared else K
 
+    def first(self, m: int) -> "SparseGP":
+        """The prior at the first m points, without a context: their factor is a corner of L."""
+        return replace(self, inducing=self.inducing[:m], L=self.L[:m, :m], context=None)
+
     def whiten(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
         """W = Kxz L^-T."""
         return torch.linalg.solve_triangular(self.L, self.kernel(self.inducing, x), upper=False).mT

@@ -189,6 +189,14 @@ def _check_numbers(
             )
 
 
+def with_numbers(frame: pd.DataFrame, limits: Mapping[str, Range], file: Path) -> pd.DataFrame:
+    """The columns that are to be numbers as such, within their limits."""
+    for name in limits.keys() & set(frame):
+        frame[name] = _numbers(frame[name], limits[name], file)
+    _check_numbers({c: frame[c].to_numpy() for c in limits if c in frame}, limits, file)
+    return frame
+
+
 def read_predictions(folder: Path, needed: Iterable[str] = NEEDED) -> pd.DataFrame:
     """predictions.csv: numbers are floats exactly as they are written, the others stay texts."""
     file = folder / PREDICTIONS
@@ -197,11 +205,7 @@ def read_predictions(folder: Path, needed: Iterable[str] = NEEDED) -> pd.DataFra
             f"{folder} has no {PREDICTIONS}: expected a run of gpmil fit, predict, cv or demo."
         )
     frame = read_table(file, "a whole table of slides", needed)
-    for name in SLIDE_COLUMNS.keys() & set(frame):
-        frame[name] = _numbers(frame[name], SLIDE_COLUMNS[name], file)
-    _check_numbers(
-        {c: frame[c].to_numpy() for c in SLIDE_COLUMNS if c in frame}, SLIDE_COLUMNS, file
-    )
+    frame = with_numbers(frame, SLIDE_COLUMNS, file)
     if (frame["slide"] == "").any():
         raise BadFile(f"{file}: row {_row((frame['slide'] == '').to_numpy())} names no slide.")
     for name, good in (("coupling", _is_strength), ("repeat", str.isdecimal)):
@@ -251,15 +255,9 @@ def _is_strength(text: str) -> bool:
 def read_patches(file: Path, needed: Iterable[str] = ()) -> pd.DataFrame:
     """patches/<slide>.csv.gz: what gpmil writes as numbers, other columns as texts."""
     frame = read_table(file, "a whole table of patches", needed)
-    for name in PATCH_COLUMNS.keys() & set(frame):
-        column = frame[name]
-        if name == "flagged":
-            column = column.map(lambda text: TRUTH.get(text.lower(), text))
-        frame[name] = _numbers(column, PATCH_COLUMNS[name], file)
-    _check_numbers(
-        {c: frame[c].to_numpy() for c in PATCH_COLUMNS if c in frame}, PATCH_COLUMNS, file
-    )
-    return frame
+    if "flagged" in frame:
+        frame["flagged"] = frame["flagged"].map(lambda text: TRUTH.get(text.lower(), text))
+    return with_numbers(frame, PATCH_COLUMNS, file)
 
 
 # --- Labels that were given later -----------------------------------------------------------------
@@ -382,7 +380,7 @@ def read_metrics(file: Path) -> dict[str, Any]:
     if not isinstance(several, dict) or not all(isinstance(p, dict) for p in several.values()):
         raise BadFile(f"{file}: expected metrics by name, found {found!r:.60}.")
     for part in (found, *several.values()):
-        for what in ("slides", "patches"):
+        for what in ("slides", "patients", "patches"):
             if what in part:
                 _check_metrics(part[what], what, file)
     if not isinstance(found.get("training", {}), dict):

@@ -12,9 +12,11 @@ import pandas as pd
 from gpmil.decide import metrics
 from gpmil.runs import operating
 from gpmil.runs.files import coupling_folder, patch_path, read_patches
+from gpmil.runs.patient_table import read_patients, with_labels_of_slides
 
 RESAMPLES = 1000
 MANY_PATCHES, FEWER_RESAMPLES = 200_000, 200
+CALLED = ("accuracy", "precision", "recall", "f1")  # metrics of calls
 NO_PATIENT = (
     "No patient is known: every slide is taken as a patient of its own. If patients have several "
     "slides, folds leak and intervals are too narrow: give --patient."
@@ -28,12 +30,13 @@ def judge_run(folder: Path, predictions: pd.DataFrame, patch_labels: Any = None)
     those of patches in place of the tables' own.
     """
     if "coupling" not in predictions:
-        return _judge(predictions, folder, "", patch_labels)
-    found = {
+        found = _judge(predictions, folder, "", patch_labels)
+        return found | _patient_metrics(folder, predictions)
+    every = {
         str(c): _judge(rows, folder, coupling_folder(str(c)), patch_labels)
         for c, rows in predictions.groupby("coupling", sort=False)
     }
-    return {"couplings": found} if any(found.values()) else {}
+    return {"couplings": every} if any(every.values()) else {}
 
 
 def _judge(rows: pd.DataFrame, folder: Path, under: str, patch_labels: Any) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def _slide_metrics(known: pd.DataFrame) -> dict[str, Any]:
     groups = known["group"].to_numpy()
     labels = known["label"].to_numpy().astype(np.int64)
     probability = known["probability"].to_numpy()
-    called = operating.calls(known)
+    called = operating.calls(known)  # the likelier class where nothing is called
     estimates = metrics.bag_metrics(
         labels, probability, decision=called, groups=groups, n_bootstrap=RESAMPLES
     )
@@ -66,14 +69,42 @@ def _slide_metrics(known: pd.DataFrame) -> dict[str, Any]:
         "intervals_by": "patient" if by_patient else "slide",
         "positive": int(labels.sum()),
         "resamples": RESAMPLES,
-        "metrics": _plain(estimates),
-        "operating": operating.judged(known, groups),
     }
+    if operating.uncalled(known):
+        return found | {"metrics": _plain({k: e for k, e in estimates.items() if k not in CALLED})}
+    found |= {"metrics": _plain(estimates), "operating": operating.judged(known, groups)}
     accepted = (known["decision"] == "accept").to_numpy()
     if (known["decision"] != "").any():
         wrong = accepted & (called != (labels == 1))
         found["decisions"] = {"accepted": int(accepted.sum()), "wrong": int(wrong.sum())}
     return found
+
+
+def _patient_metrics(folder: Path, predictions: pd.DataFrame) -> dict[str, Any]:
+    """Of patients.csv; empty where there is none, or no patient's label is known."""
+    table = read_patients(folder)
+    if table is None:
+        return {}
+    known = with_labels_of_slides(table, predictions).dropna(subset="label")
+    if not len(known):
+        return {}
+    labels, patients = known["label"].to_numpy().astype(np.int64), known["patient"].to_numpy()
+    estimates = metrics.bag_metrics(
+        labels,
+        known["probability"].to_numpy(),
+        decision=operating.calls(known),
+        groups=patients,
+        n_bootstrap=RESAMPLES,
+    )
+    found = {
+        "predictions": len(known),
+        "patients": int(known["patient"].nunique()),
+        "positive": int(labels.sum()),
+        "resamples": RESAMPLES,
+        "metrics": _plain(estimates),
+        "operating": operating.judged(known, patients),
+    }
+    return {"patients": found}
 
 
 def _labelled_patches(

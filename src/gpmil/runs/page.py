@@ -91,7 +91,9 @@ def _lead(run: RunContents) -> str:
     known, n = run.known, run.slides["slide"].nunique()
     words = f"{n:,} slides were predicted"
     if run.couplings:
-        words += f" with each of {len(run.couplings)} couplings, for maps to compare"
+        each = f"each of {len(run.couplings)} couplings"
+        one = f"coupling {run.couplings[0]}"
+        words += f" with {each if len(run.couplings) > 1 else one}, for maps to compare"
     elif "repeat" in run.slides:
         words += f" in each of {run.slides['repeat'].nunique()} repeats"
     if len(known):

@@ -82,9 +82,10 @@ def predict_in_batches(
     asked: PredictionOptions,
     step: Callable[[str], None],
     coupling: str = "",
+    calls: bool = True,
 ) -> list[str]:
     """Predict what was not predicted before, some slides at a time; the names of the parts."""
-    rule = refer_rule(model, asked.alpha)
+    rule = refer_rule(model, asked.alpha) if calls else None
     under = coupling_folder(coupling) if coupling else ""
     parts = list(batches(bags.sizes, asked.batch))
     units = [f"{under}-batch-{k}".lstrip("-") for k in range(len(parts))]
@@ -95,6 +96,8 @@ def predict_in_batches(
         step(f"{unit} of {len(parts)}: {len(part)} slides")
         rows, patches = predict(model, bags[part].in_memory(), asked, rule)
         write_patches(space, bags.names[part].tolist(), patches, under)
+        if not calls:  # the threshold is of another coupling
+            rows["call"] = ""
         if coupling:
             rows.insert(2, "coupling", coupling)
         space.finish(unit, rows)

@@ -5,6 +5,7 @@
     model/                  the fitted model (`gpmil.load`)
     splits.csv              who was trained on and who was tested
     predictions.csv         one row per slide
+    patients.csv            one row per patient, where any has several slides
     patches/<slide>.csv.gz  one row per patch; patches/coupling-<c>/ if there are several couplings,
                             patches/repeat-<k>/ for the later repeats of a cross-validation
     labels.csv              what gpmil evaluate was given in place of the labels that were read

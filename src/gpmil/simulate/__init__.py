@@ -17,14 +17,25 @@ label and its patient come from the cohort's roster, which has an exact number o
 """
 
 from gpmil.simulate.appearance import Population, population
-from gpmil.simulate.cohorts import Slide, cohort, panda_like, sicapv2_like, slide, stream
+from gpmil.simulate.cohorts import (
+    DISTINCT,
+    Slide,
+    cohort,
+    demonstration,
+    panda_like,
+    sicapv2_like,
+    slide,
+    stream,
+)
 from gpmil.simulate.settings import Settings
 
 __all__ = [
+    "DISTINCT",
     "Population",
     "Settings",
     "Slide",
     "cohort",
+    "demonstration",
     "panda_like",
     "population",
     "sicapv2_like",

@@ -11,6 +11,9 @@ from gpmil.simulate.appearance import Population, draw_features, population
 from gpmil.simulate.settings import PATIENT, ROSTER, SLIDE, Number, Settings, generator
 from gpmil.simulate.tissue import grow_lesions, lay_tissue
 
+# Lesions that are not hard: chosen by the yardstick of cli/demo_models.py alone.
+DISTINCT: dict[str, Any] = {"min_lesion": 5, "separation": 5.0}
+
 
 class Slide(NamedTuple):
     """One simulated slide of n patches: features (n, D), coords (n, 2) in pixels, truth."""
@@ -175,6 +178,16 @@ def sicapv2_like(seed: int = 0, **settings: Any) -> tuple[Bags, Bags]:
         cohort(95, 70, seed=seed, part=0, **settings),
         cohort(31, 25, seed=seed, part=1, **settings),
     )
+
+
+def demonstration(seed: int, n_train: int, n_test: int, hard: bool = False) -> tuple[Bags, Bags]:
+    """The slides of `gpmil demo`: some to train on, and held-out ones of other patients.
+
+    The lesions are DISTINCT, unless they are to be `hard`: as they are by default.
+    """
+    lesions = {} if hard else DISTINCT
+    train = cohort(n_train, seed=seed, part=0, **lesions)
+    return train, cohort(n_test, seed=seed, part=1, **lesions)
 
 
 def panda_like(

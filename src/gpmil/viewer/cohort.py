@@ -34,6 +34,7 @@ from gpmil.runs.files import (
 )
 from gpmil.runs.learned import in_words, is_finite, numbers
 from gpmil.runs.naming import class_words
+from gpmil.runs.patient_table import PATIENTS, read_patients, with_labels_of_slides
 from gpmil.show import slides
 
 logger = logging.getLogger("gpmil")
@@ -77,6 +78,10 @@ class ShownRun:
             raise Missing(f"run {self.name} has no coupling {asked!r}; it has {known}.")
         return asked
 
+    def calls(self, coupling: str) -> bool:
+        """Whether slides are called with a coupling: with that of the fit alone."""
+        return coupling == "" or float(coupling) == self.fitted_coupling
+
     def patch_table(self, slide: str, coupling: str) -> Path:
         """patches/<slide>.csv.gz; Missing where there is none."""
         under = coupling_folder(coupling) if coupling else ""  # later repeats have folders, too
@@ -119,6 +124,8 @@ def open_run(folder: Path, name: str | None = None) -> ShownRun:
 
 def _predictions(folder: Path) -> pd.DataFrame:
     frame = read_predictions(folder, ["slide", "probability"])
+    likelier = (frame["probability"] > 0.5).astype(float)  # what earlier versions called
+    frame["call"] = frame.get("call", likelier)
     for name in (*NUMBERS, *EVIDENCE, "label"):
         frame[name] = frame.get(name, math.nan)
     for name in ("patient", "decision"):
@@ -170,6 +177,26 @@ def found_again(path: str, folder: Path) -> list[Path]:
 def as_dict(value: Any) -> dict[str, Any]:
     """What a configuration says, empty where it says something else."""
     return value if isinstance(value, dict) else {}
+
+
+def patient_columns(run: ShownRun, names: Sequence[str]) -> dict[str, list[Any]] | None:
+    """Every patient with its slides, by their numbers; None where no patient has several."""
+    try:
+        known = None if run.file(PATIENTS) is None else read_patients(run.folder)
+    except (Missing, BadFile) as error:
+        logger.warning("%s", error)
+        return None
+    if known is None:
+        return None
+    slides = run.tables[run.shown]
+    of = slides.groupby("patient").groups
+    place = {name: k for k, name in enumerate(names)}
+    first = with_labels_of_slides(known.drop_duplicates("patient"), slides)
+    # those whose slides are others now than were predicted together say nothing
+    own = first[[len(of.get(p, ())) == n for p, n in zip(first["patient"], first["slides"])]]
+    found: dict[str, list[Any]] = {c: _known(own[c]) for c in ("probability", "call", "label")}
+    own_slides = [[place[str(name)] for name in of[p]] for p in own["patient"]]
+    return {"name": own["patient"].tolist(), "slides": own_slides} | found
 
 
 # --- All runs -------------------------------------------------------------------------------------
@@ -261,6 +288,7 @@ def as_json(cohort: ShownCohort, similar: bool) -> dict[str, Any]:
             "patches": count_patches(cohort),
             "runs": [_run_columns(run, cohort.names) for run in cohort.runs],
         },
+        "patients": [patient_columns(run, cohort.names) for run in cohort.runs],
         "positive_class": _positive(cohort.runs),
         "class_words": _class_words(cohort.runs),
         "similar": similar,
@@ -303,7 +331,7 @@ def _run_columns(run: ShownRun, names: Sequence[str]) -> dict[str, Any]:
     own = found[run.shown]
     if run.couplings is None:
         return own
-    if float(run.shown) != run.fitted_coupling:  # maps to compare, and nothing to call slides by
+    if not run.calls(run.shown):  # maps to compare, and nothing to call slides by
         own = {name: [None] * len(names) for name in own} | {"decision": [""] * len(names)}
     return own | {"couplings": found}
 
@@ -311,7 +339,7 @@ def _run_columns(run: ShownRun, names: Sequence[str]) -> dict[str, Any]:
 def _columns(table: pd.DataFrame, names: Sequence[str]) -> dict[str, list[Any]]:
     rows = table.reindex(names)
     split = [c for c in EVIDENCE if rows[c].notna().any()]  # of models with a slide context
-    found: dict[str, list[Any]] = {c: _known(rows[c]) for c in (*NUMBERS, *split)}
+    found: dict[str, list[Any]] = {c: _known(rows[c]) for c in (*NUMBERS, "call", *split)}
     return found | {"decision": rows["decision"].fillna("").tolist()}
 
 

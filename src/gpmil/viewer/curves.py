@@ -9,46 +9,49 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from gpmil.decide import metrics
 from gpmil.files.foreign import BadFile
 from gpmil.runs.files import METRICS, read_metrics
+from gpmil.runs.naming import NO_CALLS
 from gpmil.viewer.cohort import Missing, ShownRun
 
-THRESHOLD = 0.5
 RESAMPLES = 300  # where metrics.json does not have the interval: it is waited for
 
 
 def curves(run: ShownRun, asked: str | None = None) -> dict[str, Any]:
     """ROC curve, reliability and confusion; Missing where no label is known."""
     coupling = run.coupling(asked)
+    if not run.calls(coupling):
+        raise Missing(f"coupling {coupling} is not that of the fit. {NO_CALLS}")
     table = run.tables[coupling]
     known = table[table["label"].isin([0.0, 1.0]) & table["probability"].notna()]
     if not len(known):
         raise Missing(f"run {run.name} knows no label of a slide: there is nothing to judge by.")
     y = known["label"].to_numpy().astype(np.int64)
     p = known["probability"].to_numpy(dtype=np.float64)
-    judged = _judged(run, coupling)
+    found = _judged(run, coupling)
+    judged = found.get("slides", {}).get("metrics")
     return {
         "roc": None if len(np.unique(y)) < 2 else _roc(known, y, p, judged),
         "reliability": _reliability(y, p),
-        "confusion": _confusion(y, p),
+        "confusion": _confusion(y, known["call"].to_numpy() == 1),
         "metrics": judged,
+        "patient_metrics": found.get("patients", {}).get("metrics"),
         "patients_known": bool((known["patient"] != "").any()),
     }
 
 
-def _judged(run: ShownRun, coupling: str) -> dict[str, Any] | None:
-    """The metrics of slides in metrics.json, as they are there."""
+def _judged(run: ShownRun, coupling: str) -> dict[str, Any]:
+    """metrics.json, of a coupling; empty where there is none."""
     file = run.file(METRICS)
     try:
         found = {} if file is None else read_metrics(file)
     except BadFile as error:
         raise Missing(str(error)) from error
-    part = found.get("couplings", {}).get(coupling, {}) if coupling else found
-    return part["slides"]["metrics"] if "slides" in part else None
+    return found.get("couplings", {}).get(coupling, {}) if coupling else found
 
 
 def _roc(
@@ -101,10 +104,8 @@ def _reliability(y: Int[np.ndarray, " n"], p: Float[np.ndarray, " n"]) -> list[d
     return [dict(zip(columns, row)) for row in rows]
 
 
-def _confusion(y: Int[np.ndarray, " n"], p: Float[np.ndarray, " n"]) -> dict[str, Any]:
-    called = p > THRESHOLD
+def _confusion(y: Int[np.ndarray, " n"], called: Bool[np.ndarray, " n"]) -> dict[str, int]:
     return {
-        "threshold": THRESHOLD,
         "tp": int((called & (y == 1)).sum()),
         "fp": int((called & (y == 0)).sum()),
         "fn": int((~called & (y == 1)).sum()),

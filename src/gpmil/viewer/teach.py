@@ -2,7 +2,8 @@
 
 Marks belong to a run (gpmil.runs.marks). Its model can learn from them where it lies in the run and
 the data of its fit are found again, as they were. Everywhere else marks are kept all the same, and
-saved as a table for `gpmil fit --patch-labels`; the page says why.
+saved as a table for `gpmil fit --patch-labels`; the page says why. A run of `gpmil demo` shows
+slides that its model has not seen: those with marks join the fit, with their labels.
 """
 
 import copy
@@ -38,6 +39,14 @@ PATHS = ("labels", "slide_table")
 SUGGESTED = 6
 HOW = "Uncertain patches near the boundary that many others look like: the largest change expected."
 OF_BEFORE = ("p_value", "flagged", "doubt", "unlike")  # columns of a run's tables
+SIMULATED = ("seed", "bags", "held_out")  # what gpmil demo notes of its slides
+NO_MODEL = {
+    "cv": "gpmil cv fits a model for every fold and keeps none, so there is no single model to "
+    "teach. Teach a run of gpmil fit on the same data, or give the label file to gpmil cv "
+    "--patch-labels.",
+    "predict": "gpmil predict uses a model that was fitted to other slides. Open the run of its "
+    "gpmil fit to teach it.",
+}
 MOST_PATCHES = 5_000  # of a slide whose own probability is computed at every mark
 
 
@@ -46,32 +55,65 @@ class Refused(Exception):
 
 
 class Lesson:
-    """The data of a fit and its model, before and after it learned from marks."""
+    """The data of a fit and its model, before and after it learned from marks.
 
-    def __init__(self, bags: "Bags", model: "BagClassifier") -> None:
+    Bags beyond the first `n_fitted` were not in the fit: they join it once they are marked.
+    """
+
+    def __init__(self, bags: "Bags", model: "BagClassifier", n_fitted: int | None = None) -> None:
         self.bags, self.fitted, self.before = bags, model, _plain(model)
         self.calibrated = bool(getattr(model, "calibrated", False))
         self.after, self.taught, self.lines = self.before, bags, -1
+        self.n_fitted = len(bags) if n_fitted is None else n_fitted
+        self._chosen, self._working = np.arange(self.n_fitted), copy.copy(self.before)
         self.places = {str(name): b for b, name in enumerate(bags.names)}
         used = getattr(model, "instance_labels", "ignore") == "use"
         self.known = np.array(bags.instance_labels) if used else np.full(bags.n_instances, -1)
 
     def learn(self, rows: Sequence[int], labels: Sequence[int], lines: int) -> "BagClassifier":
         """The model with these labels, and those of its fit."""
+        values = self.known.copy()
+        values[list(rows)] = list(labels)
         if not len(rows) and self.lines < 0:  # nothing is taught yet
-            self.taught, self.lines = self.bags.with_instance_labels(self.known), lines
+            self.taught, self.lines = self.bags.with_instance_labels(values), lines
         if lines != self.lines:
-            values = self.known.copy()
-            values[list(rows)] = list(labels)
-            after: Any = copy.copy(self.after)
             taught = self.bags.with_instance_labels(values)
-            self.after, self.taught, self.lines = after.update(taught), taught, lines
+            self._update(taught, np.unique(self.bags.bag_index[list(rows)]))
+            self.taught, self.lines = taught, lines
         return self.after
+
+    def _update(self, taught: "Bags", marked: np.ndarray) -> None:
+        """One model goes on from mark to mark, and keeps what makes the next step short.
+
+        What is handed out is a copy: other threads predict with it meanwhile.
+        """
+        chosen = np.union1d(np.arange(self.n_fitted), marked)
+        working: Any = self._working
+        if not np.array_equal(chosen, self._chosen):  # other bags: from the start
+            working = _of_cohort(copy.copy(self.before), taught[chosen])
+        whole = len(chosen) == len(taught)
+        working.update(taught if whole else taught[chosen])
+        self._chosen, self._working, self.after = chosen, working, copy.copy(working)
+
+    def asked(self) -> "Bags":
+        """The bags that marks can be asked for, with the labels that are known now."""
+        if self.n_fitted == len(self.bags):
+            return self.taught
+        return self.taught[np.arange(self.n_fitted, len(self.bags))]
 
     def whole(self) -> "BagClassifier":
         """The taught model with what is cross-fitted, which takes longer: to be saved."""
-        model: Any = copy.copy(self.fitted)
-        return model.update(self.taught)
+        taught = self.taught[self._chosen]
+        model: Any = _of_cohort(copy.copy(self.fitted), taught)
+        if len(taught) == self.n_fitted or model.cross_fit_ is None:
+            return model.update(taught)
+        from gpmil.models.cross_fit import CrossFit, planned_folds
+
+        model.update(taught, cross_fit=False)
+        n_folds, calibrated = int(model.cross_fit_.fold.max()) + 1, bool(model.calibrated)
+        fold = planned_folds(taught, taught.labels, n_folds, 0, calibrated)
+        model.cross_fit_ = CrossFit.fit(model, taught, taught.labels, fold, calibrated)
+        return model
 
 
 def _plain(model: "BagClassifier") -> "BagClassifier":
@@ -79,6 +121,13 @@ def _plain(model: "BagClassifier") -> "BagClassifier":
     plain: Any = copy.copy(model)
     plain.cross_fit_, plain.flags, plain.calibrated = None, False, False
     return plain
+
+
+def _of_cohort(model: "BagClassifier", bags: "Bags") -> "BagClassifier":
+    """The model, which is to be updated to a cohort with more bags than that of its fit."""
+    counts = {"bags": len(bags), "positive": int(bags.labels.sum()), "instances": bags.n_instances}
+    model.cohort_ = model.cohort_ | counts
+    return model
 
 
 class Teacher:
@@ -227,10 +276,11 @@ class Teacher:
         # Only now: a thread that imports a part of a package does not wait for the whole of it.
         from gpmil.models.suggestions import suggest
 
-        rows = suggest(model, lesson.taught, SUGGESTED)
+        bags = lesson.asked()
+        rows = suggest(model, bags, SUGGESTED)
         found = []
-        for row, b in zip(rows.tolist(), lesson.bags.bag_index[rows].tolist()):
-            slide, index = self.slides[str(lesson.bags.names[b])], row - int(lesson.bags.offsets[b])
+        for row, b in zip(rows.tolist(), bags.bag_index[rows].tolist()):
+            slide, index = self.slides[str(bags.names[b])], row - int(bags.offsets[b])
             found.append({"slide": slide, "index": index})
         return {"patches": found, "how": HOW}
 
@@ -271,11 +321,15 @@ def _user() -> str:
 # --- The data and the model of a run --------------------------------------------------------------
 def _cannot_learn(run: ShownRun) -> str:
     """Why a run's model cannot learn from marks, as far as can be seen without reading it all."""
-    if run.config.get("command") != "fit":
-        return f"this is a run of gpmil {run.config.get('command')}; marks teach runs of gpmil fit."
+    command = str(run.config.get("command"))
+    if command not in ("fit", "demo"):
+        return NO_MODEL.get(command, f"this is a run of gpmil {command}, without a model.")
     kind = model_card(run.folder, {}).get("class")
     if kind not in LEARNERS:
         return f"its model is {kind or 'not there'}, and {' and '.join(LEARNERS)} can learn."
+    if command == "demo":
+        known = all(type(run.config.get(name)) is int for name in SIMULATED)
+        return "" if known else "the run does not say which slides were simulated."
     data = _source(run).get("data")
     if not data:
         return "the run does not say where its features are."
@@ -291,6 +345,8 @@ def _read(run: ShownRun) -> Lesson:
     from gpmil import io
     from gpmil.models import load
 
+    if run.config.get("command") == "demo":
+        return _simulated(run)
     source = _placed(_source(run), run)
     path, cache = source["data"], cache_of(run.config)
     bags, _ = io.read_with_report(path, cache=cache, **arguments(source))
@@ -304,6 +360,31 @@ def _read(run: ShownRun) -> Lesson:
             f"{path} has changed since the fit: files, labels or positions. Fit again."
         )
     return Lesson(bags, load(run.folder / "model"))
+
+
+def _simulated(run: ShownRun) -> Lesson:
+    """The slides of gpmil demo, simulated again, those of the fit first."""
+    from gpmil import simulate
+    from gpmil.data.bags import Bags
+    from gpmil.models import load
+
+    model, hard = load(run.folder / "model"), bool(run.config.get("hard"))
+    seed, n_train, n_test = (run.config[name] for name in SIMULATED)
+    parts = simulate.demonstration(seed, n_train, n_test, hard)
+    train = parts[0]
+    if not np.allclose(train.features.mean(0), model.feature_mean_, rtol=1e-4, atol=1e-5):
+        raise ValueError("slides are simulated otherwise by now: run gpmil demo again.")
+    every = [bag for part in parts for bag in part]
+    bags = Bags.from_arrays(
+        [bag.features for bag in every],
+        labels=[int(bag.labels[0]) for bag in every],
+        coords=[bag.coords for bag in every],
+        step=None if train.step is None else tuple(train.step[0].tolist()),
+        graph=train.graph,
+        names=[str(bag.names[0]) for bag in every],
+        groups=np.concatenate([part.groups for part in parts if part.groups is not None]),
+    )
+    return Lesson(bags, model, len(train))
 
 
 def _placed(source: Mapping[str, Any], run: ShownRun) -> dict[str, Any]:

@@ -48,9 +48,7 @@ export const mapBytes = remember(KEPT_MAPS, async (run, slide, coupling) =>
 
 export const slideImage = remember(200, (slide) => json(`api/slide/${slide}`));
 
-export const curves = remember(20, (run, coupling) =>
-  json(`api/curves/${run}` + query({ coupling })),
-);
+export const curves = remember(20, (run) => json(`api/curves/${run}`));
 
 export const similar = remember(100, (slide, run, index) =>
   json(`api/similar/${slide}/${run}/${index}?count=12`),

@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { byId, make, makeSvg } from "./dom.js";
+import { showPatients } from "./patients.js";
 import { get, set } from "./state.js";
 
 const [WIDTH, HEIGHT] = [330, 300];
@@ -10,15 +11,15 @@ const MOST_POINTS = 40; // of a ROC curve that can be clicked
 
 const short = (value) => Number(value).toFixed(2);
 
-// --- Picks: "from:0.37", "bin:0.2:0.3", "cell:tp:0.5" --------------------------------------------
+// --- Picks: "from:0.37", "bin:0.2:0.3", "cell:tp" ------------------------------------------------
 const CELLS = {
-  tp: ["true positives", true, 1],
-  fn: ["false negatives", false, 1],
-  fp: ["false positives", true, 0],
-  tn: ["true negatives", false, 0],
+  tp: ["true positives", 1, 1],
+  fn: ["false negatives", 0, 1],
+  fp: ["false positives", 1, 0],
+  tn: ["true negatives", 0, 0],
 };
 
-// Whether a slide of this probability and label is meant; a pick that cannot be read means all.
+// Whether a slide of this probability, label and call is meant; a pick that cannot be read means all.
 export function picked(pick) {
   const [kind, first, second] = pick.split(":");
   if (kind === "from") return (p, label) => label !== null && p !== null && p >= Number(first);
@@ -28,8 +29,8 @@ export function picked(pick) {
     return (p, label) => label !== null && p !== null && p >= low && p <= high;
   }
   if (kind === "cell" && first in CELLS) {
-    const [, positive, truth] = CELLS[first];
-    return (p, label) => label === truth && p !== null && p > Number(second) === positive;
+    const [, called, truth] = CELLS[first];
+    return (p, label, call) => label === truth && call === called;
   }
   return () => true;
 }
@@ -124,14 +125,14 @@ function confusion(counts) {
     const td = make("td", {}, make("strong", {}, String(counts[name])), make("span", {}, words));
     td.style.setProperty("--share", `${Math.round((45 * counts[name]) / most)}%`);
     td.classList.toggle("error", name === "fp" || name === "fn");
-    return clickable(td, `${counts[name]} ${words}`, `cell:${name}:${counts.threshold}`);
+    return clickable(td, `${counts[name]} ${words}`, `cell:${name}`);
   };
   const head = (...words) => make("tr", {}, ...words.map((w) => make("th", { scope: "col" }, w)));
   const row = (word, ...cells) => make("tr", {}, make("th", { scope: "row" }, word), ...cells);
   const table = make(
     "table",
     { class: "confusion" },
-    make("thead", {}, head("", "predicted positive", "predicted negative")),
+    make("thead", {}, head("", "called positive", "called negative")),
     make(
       "tbody",
       {},
@@ -139,7 +140,7 @@ function confusion(counts) {
       row("is negative", cell("fp"), cell("tn")),
     ),
   );
-  return figure("Confusion", `positive where the probability is above ${counts.threshold}`, table);
+  return figure("Confusion", "as the model calls slides, by its own threshold", table);
 }
 
 function figure(title, note, content) {
@@ -154,7 +155,7 @@ function estimate(name, found) {
   return `${name} ${value} (${short(found.low)} to ${short(found.high)})`;
 }
 
-function metricTable(metrics, patientsKnown) {
+function metricTable(title, note, metrics) {
   const digits = (value) => ((value ?? null) === null ? "\u2013" : Number(value).toFixed(3));
   const rows = Object.entries(metrics).map(([name, { value, low, high }]) => {
     const title = make("th", { scope: "row" }, name.replaceAll("_", " "));
@@ -164,26 +165,38 @@ function metricTable(metrics, patientsKnown) {
   const titles = ["", "value", "interval"].map((word) => make("th", { scope: "col" }, word));
   const head = make("thead", {}, make("tr", {}, ...titles));
   const table = make("table", { class: "metrics" }, head, make("tbody", {}, ...rows));
-  const note = patientsKnown
-    ? "with 95 % intervals by patient"
-    : "with 95 % intervals by slide: no patient is known, and if patients have several slides, " +
-      "folds leak and intervals are too narrow";
-  return figure("Metrics", note, table);
+  return figure(title, note, table);
+}
+
+const BY_SLIDE =
+  "with 95 % intervals by slide: no patient is known, and if patients have several slides, " +
+  "folds leak and intervals are too narrow";
+
+function metricTables({ metrics, patient_metrics: ofPatients, patients_known: known }) {
+  const note = known ? "with 95 % intervals by patient" : BY_SLIDE;
+  const tables = metrics ? [metricTable("Metrics", note, metrics)] : [];
+  if (ofPatients) {
+    const all = "all slides of a patient together; positive where any slide is";
+    tables.push(metricTable("Metrics per patient", all, ofPatients));
+  }
+  return tables;
 }
 
 // --- The page ------------------------------------------------------------------------------------
 export class CohortPage {
-  constructor(cohort) {
+  constructor(cohort, open) {
     this.cohort = cohort;
+    this.open = open; // a slide
   }
 
   async show() {
-    const { run, coupling } = get().panes[0];
+    const { run } = get().panes[0];
     const [box, note] = [byId("curves"), byId("cohort-note")];
     const { name, model, learned } = this.cohort.runs[run];
-    const title = [name, model, coupling && `coupling ${coupling}`].filter(Boolean);
+    const title = [name, model].filter(Boolean);
     byId("cohort-title").textContent = title.join(", ");
     byId("cohort-settings").textContent = learned ? `Fitted with ${learned}.` : "";
+    showPatients(this.cohort, run, this.open);
     if (!this.cohort.labels_known) {
       note.textContent = "No slide has a known label, so nothing can be compared with the truth.";
       return;
@@ -191,13 +204,13 @@ export class CohortPage {
     const ticket = (this.ticket = Symbol("curves"));
     if (!box.childElementCount) note.textContent = "loading curves \u2026";
     try {
-      const found = await api.curves(run, coupling);
+      const found = await api.curves(run); // what slides are called by: the coupling of the fit
       if (ticket !== this.ticket) return;
       note.textContent = "Click a point or a cell to see its slides in the list.";
       // There is no ROC curve where all slides are of one class.
       const parts = [confusion(found.confusion), found.roc && roc(found.roc)];
       parts.push(reliability(found.reliability));
-      if (found.metrics) parts.push(metricTable(found.metrics, found.patients_known));
+      parts.push(...metricTables(found));
       box.replaceChildren(...parts.filter(Boolean));
     } catch (error) {
       if (ticket !== this.ticket) return;

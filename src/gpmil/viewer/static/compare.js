@@ -72,11 +72,16 @@ export class Compare {
 
   look(part) {
     const { colours, opacity, threshold, top, sdTop, outlines } = get();
-    const [has, asked] = [available(part.pane.map), part.setting.layer];
-    const layer = has[asked] ? asked : asked === "suspicion" ? "probability" : "none";
+    const layer = this.#layer(part);
     const tops = { top: top || 1, sdTop: sdTop || 1 };
     const drawn = { opacity: opacity ?? this.usualOpacity(part), ...tops };
     return { layer, colours, threshold, outlines, ...drawn, ...this.inks() };
+  }
+
+  // What is drawn: what was asked for where the map has it, probability in place of suspicion.
+  #layer({ pane, setting: { layer } }) {
+    if (!pane.map || available(pane.map)[layer]) return layer;
+    return layer === "suspicion" ? "probability" : "none";
   }
 
   // Tissue is to be seen below; without an image the colours are to be those of the legend.
@@ -185,7 +190,7 @@ export class Compare {
   #fillLayers(part) {
     const has = part.pane.map ? available(part.pane.map) : {};
     const entry = (name) => [name, LAYERS[name].name, part.pane.map ? !has[name] : false];
-    options(part.layer, LAYER_NAMES.map(entry), part.setting.layer);
+    options(part.layer, LAYER_NAMES.map(entry), this.#layer(part));
   }
 
   #words({ setting }) {

@@ -8,7 +8,7 @@ import * as state from "./state.js";
 const ROW = 66; // pixels; as in style.css
 const AROUND = 4; // rows kept above and below those in sight
 const REST = 90; // milliseconds of rest before pictures are asked for: fast scrolling asks for none
-export const HALF = 0.5;
+const HALF = 0.5;
 
 // What slides are called by: the predictions of a run, with the coupling of the fit.
 export const predictions = (cohort, { run }) => cohort.columns.runs[run];
@@ -20,12 +20,13 @@ export function predicted(cohort, { run, coupling }) {
 }
 
 // Accepted as which class, or referred.
-export function decisionWords(cohort, decision, p) {
-  return decision === "accept" ? `accept: ${cohort.class_words[p > HALF ? 1 : 0]}` : decision;
+export function decisionWords(cohort, decision, call) {
+  return decision === "accept" ? `accept: ${cohort.class_words[call]}` : decision;
 }
 
-export function isWrong(probability, label) {
-  return probability !== null && label !== null && probability > HALF !== (label === 1);
+// Calls are the model's, by its own threshold; null where there is none.
+export function isWrong(call, label) {
+  return call !== null && label !== null && call !== label;
 }
 
 // Three significant digits; no probability is rounded to certainty.
@@ -44,7 +45,7 @@ function comparison(sort, cohort, own) {
   const away = (i) => (p[i] === null ? 2 : Math.abs(p[i] - HALF));
   const width = (i) => (own.high[i] ?? NaN) - (own.low[i] ?? NaN) || 0;
   const calm = (i) => (own.decision[i] === "refer" ? 0 : 1);
-  const right = (i) => (isWrong(p[i], label[i]) ? 0 : 1);
+  const right = (i) => (isWrong(own.call[i], label[i]) ? 0 : 1);
   const rules = {
     attention: [calm, away, (i) => -width(i)],
     probability: [(i) => -known(p[i], -1)],
@@ -69,14 +70,14 @@ function passes(cohort, own, { filter, search, pick }) {
     all: () => true,
     refer: (i) => own.decision[i] === "refer",
     accept: (i) => own.decision[i] === "accept",
-    positive: (i) => p[i] !== null && p[i] > HALF,
-    negative: (i) => p[i] !== null && p[i] <= HALF,
-    wrong: (i) => isWrong(p[i], label[i]),
+    positive: (i) => own.call[i] === 1,
+    negative: (i) => own.call[i] === 0,
+    wrong: (i) => isWrong(own.call[i], label[i]),
   };
   const inPick = picked(pick);
   return (i) =>
     filters[filter](i) &&
-    inPick(p[i], label[i]) &&
+    inPick(p[i], label[i], own.call[i]) &&
     (!word || `${name[i]}\n${patient[i] ?? ""}`.toLowerCase().includes(word));
 }
 
@@ -224,7 +225,7 @@ export class SlideList {
   }
 
   #fillNumbers(row, i) {
-    const { probability, low, high, decision } = this.own;
+    const { probability, low, high, decision, call } = this.own;
     const p = probability[i];
     const label = this.cohort.columns.label[i];
     const maps = this.cohort.runs[this.first.run].couplings ? "maps only" : "not predicted";
@@ -235,10 +236,10 @@ export class SlideList {
     row.range.style.left = `${100 * low[i]}%`;
     row.range.style.width = `${100 * (high[i] - low[i])}%`;
     row.range.parentElement.hidden = p === null;
-    row.decision.textContent = decisionWords(this.cohort, decision[i] || "", p);
+    row.decision.textContent = decisionWords(this.cohort, decision[i] || "", call[i]);
     row.decision.title = row.decision.textContent;
     row.decision.className = `decision ${decision[i] === "refer" ? "refer" : "accept"}`;
-    const wrong = isWrong(p, label);
+    const wrong = isWrong(call[i], label);
     const word = label === null ? "" : this.cohort.class_words[label];
     row.label.textContent = wrong ? `\u2717 is ${word}` : word;
     row.label.className = wrong ? "label wrong" : "label";

@@ -37,8 +37,9 @@ class Page {
   constructor(cohort) {
     this.cohort = cohort;
     this.tested = cohort.runs.some((run) => run.has_p_values);
-    this.list = new SlideList(cohort, (slide) => this.open(slide));
-    this.panel = new PatchPanel(cohort, (...target) => this.goTo(...target));
+    const open = (slide) => this.open(slide);
+    this.list = new SlideList(cohort, open);
+    this.panel = new PatchPanel(cohort, (...target) => this.goTo(...target), open);
     this.teaching = new Teaching(cohort, {
       changed: () => this.compare.teach(),
       goTo: (slide, index) => this.#goToPatch(slide, index),
@@ -49,7 +50,7 @@ class Page {
       changed: () => this.#mapChanged(),
     };
     this.compare = new Compare(cohort, told, this.teaching);
-    this.curves = new CohortPage(cohort);
+    this.curves = new CohortPage(cohort, open);
   }
 
   open(slide) {

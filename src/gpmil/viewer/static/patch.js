@@ -2,7 +2,8 @@
 
 import * as api from "./api.js";
 import { byId, make } from "./dom.js";
-import { HALF, decisionWords, isWrong, predictions, rounded } from "./list.js";
+import { decisionWords, isWrong, predictions, rounded } from "./list.js";
+import { patientFacts, showSiblings } from "./patients.js";
 import { get, set } from "./state.js";
 
 const FIELDS = [
@@ -47,8 +48,9 @@ function fillNumbers(table, part, index) {
 }
 
 export class PatchPanel {
-  constructor(cohort, goTo) {
+  constructor(cohort, goTo, open) {
     this.cohort = cohort;
+    this.open = open; // a slide
     this.goTo = goTo; // (slide, index, x, y)
     byId("unpin").addEventListener("click", () => set({ pinned: null }));
   }
@@ -62,12 +64,11 @@ export class PatchPanel {
     const { patient, label, patches } = this.cohort.columns;
     const own = predictions(this.cohort, panes[0]);
     const { probability, low, high, decision } = own;
-    const [p, truth] = [probability[i], label[i]];
+    const [p, truth, call] = [probability[i], label[i], own.call[i]];
     const facts = [];
-    if (patient[i]) facts.push(["patient", patient[i]]);
     const run = this.cohort.runs[panes[0].run];
     const none = run.couplings ? "maps only, no call" : "not predicted";
-    if (p !== null) facts.push(["called", this.cohort.class_words[p > HALF ? 1 : 0]]);
+    if (call !== null) facts.push(["called", this.cohort.class_words[call]]);
     facts.push(["probability", p === null ? none : rounded(p)]);
     const level = Math.round(100 * (run.level ?? 0.9));
     if ((low[i] ?? null) !== null) {
@@ -78,12 +79,15 @@ export class PatchPanel {
       const [first, second] = [byPatches, bySlide].map((v) => v.toFixed(2));
       facts.push(["log odds", `${first} by patches, ${second} by the slide as a whole`]);
     }
-    if (decision[i]) facts.push(["decision", decisionWords(this.cohort, decision[i], p)]);
+    if (decision[i]) facts.push(["decision", decisionWords(this.cohort, decision[i], call)]);
     if (truth !== null) {
       const word = this.cohort.class_words[truth];
-      facts.push(["label", isWrong(p, truth) ? `${word} (prediction is wrong)` : word]);
+      facts.push(["label", isWrong(call, truth) ? `${word} (prediction is wrong)` : word]);
     }
     if (patches[i] !== null) facts.push(["patches", String(patches[i])]);
+    if (patient[i]) facts.push(["patient", patient[i]]);
+    facts.push(...patientFacts(this.cohort, panes[0].run, i));
+    showSiblings(this.cohort, panes[0].run, i, this.open);
     byId("slide-name").textContent = slide;
     byId("facts").replaceChildren(
       ...facts.map(([title, text]) =>
