@@ -34,8 +34,9 @@ NOTHING = -36.0  # log of a term, to the largest, that no sum shows: e^-36 = 2e-
 def _some(bag, s, start, stop):
     """z = t / sqrt 2 and h of some patches; what they add to log q, G and C."""
     mu, inverse, z, h = bag  # inverse: 1 / (sigma sqrt 2)
+    mu, inverse, z, h = mu[start:stop], inverse[start:stop], z[start:stop], h[start:stop]
     product, squares, G, C = 1.0, 0.0, 0.0, 0.0
-    for i in range(start, stop):
+    for i in range(len(mu)):
         x = (mu[i] + s) * inverse[i]
         upper, hazard = tail(x)
         z[i], h[i] = x, hazard
@@ -251,7 +252,9 @@ def sums(mu, sigma, offsets, tau, rule, rare, full):
     for b in range(bags):
         longest = max(longest, offsets[b + 1] - offsets[b])
     # one block: how a loop is run may depend on where its arrays lie, and sums then on the day
-    own_mu, inverse, z, h, r0, r1, r2, r3, r4 = np.empty((9, longest))
+    block = np.empty((9, longest))
+    own_mu, inverse, z, h = block[0], block[1], block[2], block[3]
+    r0, r1, r2, r3, r4 = block[4], block[5], block[6], block[7], block[8]
     nodes, by_bag = np.ones((7, bags)), np.zeros((7, bags))
     by_row, served = np.zeros((5 if full else 1, len(mu))), np.zeros(bags, np.bool_)
     for b in range(bags):

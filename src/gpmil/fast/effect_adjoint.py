@@ -97,7 +97,10 @@ def adjoints(mu, sigma, offsets, tau, nodes, served, rare, by_bag, by_row):
     for b in range(len(served)):
         longest = max(longest, offsets[b + 1] - offsets[b])
     # one block, as in effect.sums
-    own_mu, inverse, z, h, r0, r1, r2, r3, r4, by_mu, by_sigma = np.empty((11, longest))
+    block = np.empty((11, longest))
+    own_mu, inverse, z, h = block[0], block[1], block[2], block[3]
+    r0, r1, r2, r3, r4 = block[4], block[5], block[6], block[7], block[8]
+    by_mu, by_sigma = block[9], block[10]
     of_mu, of_sigma, of_tau = np.zeros(len(mu)), np.zeros(len(mu)), 0.0
     for b in range(len(served)):
         if not served[b]:
