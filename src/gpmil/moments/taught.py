@@ -32,6 +32,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gpmil.fast import compiled
 from gpmil.moments import effect_nodes, slide_effect, truncated, with_effect
 from gpmil.moments.given_effect import Patches
 from gpmil.moments.independent import IndependentPatches
@@ -343,6 +344,14 @@ class TaughtPatches(Likelihood):
         found = self.lesson(mu[own_rows], full=False)
         others = None if self.others is None else self.others.gradient(mu[other_rows])
         return self._joined(mu, found, others)
+
+    def rise(
+        self, H: Float[Tensor, "n M"], w: Float[Tensor, " M"], c: float
+    ) -> compiled.Sums | None:
+        """sum_b log Z_b at mu = c + H w and its gradient in w, bag by bag."""
+        if not has_effect(self.group.effect):
+            return None
+        return with_effect.in_one_pass(self.group, H, w, c, patches)
 
     def curvature(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ, Both]:
         """gamma, log Z, and A, of low rank in every bag."""
