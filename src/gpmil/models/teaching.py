@@ -95,11 +95,6 @@ class TeachableGP(PointsOnLesions):
                 "instance_labels='use' is not for solver='sweeps': the paper's algorithm knows "
                 "labels of bags alone. Use solver='direct'."
             )
-        if self.moments != "diagonal":
-            raise ValueError(
-                f"instance_labels='use' needs moments='diagonal', got moments={self.moments!r}: "
-                "coupled moments know labels of bags alone."
-            )
         if self.optimize:
             raise ValueError(
                 f"optimize={self.optimize!r} knows no labels of patches, got "

@@ -329,7 +329,7 @@ class TaughtPatches(Likelihood):
         self.rows = other_rows, taught_rows
         jump = with_effect.JUMP if has_effect(group.effect) else 0.0
         self.roughness = jump * len(group.positive)
-        self.used, self.side, self.offsets = _lesson(self.taught)
+        self.used, self.side, self.offsets = lesson_rows(self.taught)
 
     def lesson(self, mu: Float[Tensor, " n"], full: bool = True) -> Taught:
         """The bags that teach, at mu of all rows of theirs."""
@@ -413,7 +413,7 @@ def _spread(group: Group, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     return group.sigma.square()[:, None] * x + group.effect**2 * totals[group.row]
 
 
-def _lesson(group: Group) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"], Int[Tensor, " b1"]]:
+def lesson_rows(group: Group) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"], Int[Tensor, " b1"]]:
     """Rows that enter the likelihood of bags that teach, their sides, and where bags begin."""
     assert group.known is not None
     explained = torch.zeros_like(group.positive)
