@@ -30,6 +30,7 @@ from gpmil.models.cross_fit import Marks
 from gpmil.models.odds_quantiles import dense_ends, ends_from_centre, ends_from_tails
 from gpmil.models.saved_checks import Array, or_none, strength, trials
 from gpmil.models.with_context import SlideEvidence
+from gpmil.models.with_novelty import UNKNOWN
 from gpmil.models.with_threshold import DecidingGP
 from gpmil.moments import orthant
 from gpmil.moments.orthant import Expansion
@@ -119,8 +120,11 @@ class FittedGP(DecidingGP):
         return self._of_instances(bags, mean, std, beside)
 
     def _beside(self, bags: Bags, device: torch.device) -> Beside:
+        seen = self._seen(device)
+        if seen is None:
+            self._say_once([UNKNOWN] if self.learns_range else [])
         with torch.no_grad():
-            return Beside(self._predictor(device), bags, self._ruler(device))
+            return Beside(self._predictor(device), bags, seen)
 
     def _of_instances(
         self, bags: Bags, mean: np.ndarray, std: np.ndarray, beside: Beside | None
@@ -129,7 +133,7 @@ class FittedGP(DecidingGP):
         found = InstancePredictions(ndtr(mean / std), mean, std, bags)
         if beside is None:
             return found
-        return replace(found, doubt=beside.doubt, novelty=beside.novelty)
+        return replace(found, doubt=beside.doubt, novelty=beside.novelty[0])
 
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(all instances negative) of each bag, and an estimate of its error (eq. pred_bag).
@@ -189,7 +193,7 @@ class FittedGP(DecidingGP):
         found = self._predictions(log_p, error, instances, interval)
         if self.cross_fit_ is not None:
             instances = self.cross_fit_.compared(instances, found.proba[:, 1])
-        return replace(found, instances=instances, novelty=beside.slides)
+        return replace(found, instances=instances, novelty=beside.novelty[1])
 
     def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
         if self.cross_fit_ is None or self.cross_fit_.calibrator is None:

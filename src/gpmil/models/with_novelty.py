@@ -15,7 +15,7 @@ from gpmil.models import saved_checks
 from gpmil.models.base import resolve_device
 from gpmil.models.saved_checks import Array, Damaged
 from gpmil.models.with_context import ContextGP
-from gpmil.process.novelty import LEVELS, MOST_PATCHES, MOST_SLIDES, Ruler, Seen, evenly
+from gpmil.process.novelty import LEVELS, MOST_PATCHES, MOST_SLIDES, Seen, evenly
 from gpmil.process.sparse_gp import SparseGP
 
 logger = logging.getLogger("gpmil")
@@ -94,27 +94,19 @@ class NovelGP(ContextGP):
         self, bags: Bags
     ) -> tuple[Float[np.ndarray, " N"] | None, Float[np.ndarray, " B"]]:
         """Of patches (None where it is not known) and of slides."""
-        ruler = self._ruler(device := resolve_device(self.device))
-        if ruler is None:
+        seen = self._seen(device := resolve_device(self.device))
+        if seen is None:
+            self._say_once([UNKNOWN] if self.learns_range else [])
             return None, np.full(len(bags), np.nan)
         patches, slides = np.empty(bags.n_instances), np.empty(len(bags))
         with torch.no_grad():
-            gp = self._first_points(device, len(ruler.L))
+            gp = self._first_points(device, len(seen.mean))
             for some in batches(bags.sizes):
                 own = slice(bags.offsets[some[0]], bags.offsets[some[-1] + 1])
                 x = self._inputs(bags.features[own], device)
                 K, before = gp.kernel(x, gp.inducing), gp.kernel.diagonal(x)
-                patches[own], slides[some] = ruler.of(K, before, bags.sizes[some])
+                patches[own], slides[some] = seen.of(gp, K, before, bags.sizes[some])
         return patches, slides
-
-    def _ruler(self, device: torch.device) -> Ruler | None:
-        """What novelty is measured by; None, and said once, where it is not known."""
-        seen = self._seen(device)
-        if seen is None:
-            self._say_once([UNKNOWN] if self.learns_range else [])
-            return None
-        with torch.no_grad():
-            return seen.ruler(self._first_points(device, len(seen.mean)))
 
     def _seen(self, device: torch.device) -> Seen | None:
         kept: dict[str, Any] = {part: getattr(self, name) for name, part in SEEN.items()}

@@ -97,15 +97,28 @@ class Seen:
         quantiles, n = np.quantile(surprise(np.concatenate(e)), LEVELS), np.array([every.n])
         return cls(every.precision(), every.first / every.n, phi, quantiles, scores, n)
 
-    def ruler(self, gp: SparseGP) -> "Ruler":
-        """What novelty is measured by, ready for many bags; gp is the prior at the points of R."""
+    def of(
+        self, gp: SparseGP, K: Float[Tensor, "n M"], own: Float[Tensor, " n"],
+        sizes: Int[np.ndarray, " b"],
+    ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " b"]]:  # fmt: skip
+        """Of the patches and the slides of whole bags, one after the other, from Kxz and k(x, x).
+
+        In units of the edge of the training range: 1 is where all but PATCHES_BEYOND of the
+        training patches lie below, and for slides the fence.
+        """
         q = Posterior.build(torch.zeros_like(self.mean), self.R)
-        chol = self._metric()
-        limit = max(float(np.interp(1 - PATCHES_BEYOND, LEVELS, self.patches)), EPS)
+        # w'(I - R^-1) w = |Y|^2
+        Y = K @ Predictor.build(gp, q, 0.0).columns[:, 1:]
+        e = Y.square().sum(1) / own
+        rows, bag = looked_at(sizes)
+        mean = bag_mean(torch.cat([K[rows], e[rows, None]], dim=1), bag)
+        phi = torch.linalg.solve_triangular(gp.L, mean[:, :-1].mT, upper=False).mT
+        d = nearest(self._metric(), phi, self.slides)
         # an edge at zero, where all are alike, is none to measure by
         edges = fences(self.scores).clip(EPS)
-        columns = Predictor.build(gp, q, 0.0).columns[:, 1:]
-        return Ruler(gp.L, columns, chol, in_metric(chol, self.slides), edges, limit)
+        scores = np.stack([d, surprise(mean[:, -1].cpu().numpy())], axis=1) / edges
+        limit = max(float(np.interp(1 - PATCHES_BEYOND, LEVELS, self.patches)), EPS)
+        return surprise(e.cpu().numpy()) / limit, scores.max(1)
 
     @property
     def is_sound(self) -> bool:
@@ -120,33 +133,6 @@ class Seen:
     def _metric(self) -> Float[Tensor, "M M"]:
         n = float(self.count[0])
         return Sums(n, n * self.mean, self.R - torch.eye(len(self.R)).to(self.R)).metric()
-
-
-class Ruler(NamedTuple):
-    """The training range, as patches and slides are held against it."""
-
-    L: Float[Tensor, "M M"]
-    columns: Float[Tensor, "M r"]  # w'(I - R^-1) w = |k columns|^2, k the row of Kxz
-    chol: Float[Tensor, "M M"]  # of C + r I
-    slides: Float[Tensor, "S M"]  # chol^-1 phi_j
-    edges: Float[np.ndarray, " 2"]
-    limit: float
-
-    def of(
-        self, K: Float[Tensor, "n M"], own: Float[Tensor, " n"], sizes: Int[np.ndarray, " b"]
-    ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " b"]]:
-        """Of the patches and the slides of whole bags, one after the other, from Kxz and k(x, x).
-
-        In units of the edge of the training range: 1 is where all but PATCHES_BEYOND of the
-        training patches lie below, and for slides the fence.
-        """
-        e = (K @ self.columns).square().sum(1) / own
-        rows, bag = looked_at(sizes)
-        mean = bag_mean(torch.cat([K[rows], e[rows, None]], dim=1), bag)
-        phi = torch.linalg.solve_triangular(self.L, mean[:, :-1].mT, upper=False).mT
-        d = least(in_metric(self.chol, phi), self.slides)
-        scores = np.stack([d, surprise(mean[:, -1].cpu().numpy())], axis=1) / self.edges
-        return surprise(e.cpu().numpy()) / self.limit, scores.max(1)
 
 
 def sums(W: Sequence[Float[Tensor, "_ M"]]) -> Sums:
@@ -197,16 +183,7 @@ def nearest(
     chol: Float[Tensor, "M M"], phi: Float[Tensor, "a M"], others: Float[Tensor, "b M"]
 ) -> Float[np.ndarray, " a"]:
     """min_j |chol^-1 (phi - phi_j)|^2."""
-    return least(in_metric(chol, phi), in_metric(chol, others))
-
-
-def in_metric(chol: Float[Tensor, "M M"], phi: Float[Tensor, "a M"]) -> Float[Tensor, "a M"]:
-    """chol^-1 phi."""
-    return torch.linalg.solve_triangular(chol, phi.mT, upper=False).mT
-
-
-def least(one: Float[Tensor, "a M"], two: Float[Tensor, "b M"]) -> Float[np.ndarray, " a"]:
-    """min_j |one - two_j|^2."""
+    one, two = (torch.linalg.solve_triangular(chol, p.mT, upper=False).mT for p in (phi, others))
     apart = torch.cdist(one, two, compute_mode="donot_use_mm_for_euclid_dist")
     return apart.min(1).values.square().cpu().numpy()
 
