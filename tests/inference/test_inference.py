@@ -241,7 +241,7 @@ def test_with_coupling_they_differ(bags):
 def test_an_indefinite_curvature_still_climbs():
     curvature = torch.diag(torch.tensor([2.0, -0.5, 1e-9], dtype=torch.float64))
     gradient = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)
-    delta = inference._ascent(curvature, gradient)
+    delta = inference.ascent(curvature, gradient)
     assert torch.isfinite(delta).all() and gradient @ delta > 0
 
 

@@ -21,7 +21,8 @@ from gpmil.distributed import WholeCohort
 from gpmil.inference import leave_out
 from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Optimum
-from gpmil.moments import coupled, orthant
+from gpmil.moments import coupled_bags as moments_of_bags
+from gpmil.moments import orthant
 from gpmil.moments.coupled import CoupledMoments, cut_slope
 
 CPU = torch.device("cpu")
@@ -422,7 +423,7 @@ def test_both_forms_of_a_positive_bag_meet(monkeypatch):
     _, mu, sigma, P, mask = coupled_bags()
     forms = []
     for limit in (-1e9, 0.0):
-        monkeypatch.setattr(coupled, "RARE", limit)
+        monkeypatch.setattr(moments_of_bags, "RARE", limit)
         forms.append(cut_slope(mu - 5.0, sigma, torch.ones(3, dtype=torch.bool), mask, P))
     (E, D), (F, G) = forms
     assert relative_error(E[mask] - mu[mask], F[mask] - mu[mask]) < 0.02

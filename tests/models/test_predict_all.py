@@ -6,7 +6,9 @@ from synthetic import numbers_for
 
 import gpmil
 from gpmil import VGPMILPRI
+from gpmil.coupling import operator as coupling
 from gpmil.models import MODELS
+from gpmil.models import fitted as fitted_models
 from gpmil.models.base import BagClassifier
 
 NETWORK = {"hidden_dim": 6, "max_epochs": 3}
@@ -50,7 +52,8 @@ def test_instances_where_a_model_has_them(model_class, cohort):
         return
     alone = model.predict_instances(cohort)
     if model_class.__name__.startswith("VGPMIL"):
-        assert np.array_equal(found.doubt, alone.doubt) and (found.doubt > 0).all()
+        np.testing.assert_allclose(found.doubt, alone.doubt, rtol=1e-10)
+        assert (found.doubt > 0).all()
     for name in ("probability", "mean", "std"):
         np.testing.assert_allclose(getattr(found, name), getattr(alone, name), rtol=1e-10)
 
@@ -112,3 +115,19 @@ def test_doubt_is_not_about_the_number_of_neighbours(cohort):
     coupled, free = model.predict_instances(cohort), model.predict_instances(alone)
     np.testing.assert_allclose(coupled.doubt, free.doubt, rtol=1e-9)
     assert np.abs(coupled.std - free.std).max() > 0.1
+
+
+def test_doubt_and_novelty_are_those_of_passes_of_their_own(monkeypatch):
+    """Bags as matrices and on their sparse P: large ones come in the order of their band."""
+    bags = gpmil.simulate.cohort(12, seed=2, n_features=12)
+    below = int(np.sort(bags.sizes)[-2])
+    monkeypatch.setattr(coupling, "DENSE_LIMIT", below)
+    monkeypatch.setattr(fitted_models, "LARGE", below)
+    settings = {"variance": 2.0, "lengthscale": 3.0, "mean": -1.0, "slide_effect": 0.6}
+    model = VGPMILPRI(**settings, coupling=0.7, n_inducing=15, random_state=0).fit(bags)
+    patches, slides = model._novelty(bags)
+    found = model.predict_all(bags)
+    np.testing.assert_allclose(found.novelty, slides, rtol=1e-9)
+    for instances in (found.instances, model.predict_instances(bags)):
+        np.testing.assert_allclose(instances.novelty, patches, rtol=1e-9)
+        np.testing.assert_allclose(instances.doubt, model._doubt(bags), rtol=1e-9)

@@ -12,7 +12,7 @@ from synthetic import dense_graphs, pri, slide_coords, small_cohort, some_induci
 from gpmil.coupling import operator as coupling
 from gpmil.data import graphs
 from gpmil.inference import solvers as inference
-from gpmil.moments import coupled, sampling
+from gpmil.moments import coupled, coupled_bags, sampling
 from gpmil.moments.coupled import CoupledMoments
 from gpmil.moments.independent import IndependentPatches
 
@@ -107,7 +107,7 @@ def test_the_union_takes_over_smoothly():
     results = []
     for limit in (-1e9, 0.0):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(coupled, "RARE", limit)
+            patch.setattr(coupled_bags, "RARE", limit)
             moments = CoupledMoments(adjacency, np.array([0, 12]), np.array([True]), 1.0)
             E, log_z = expectations(moments, mu)
             W = torch.from_numpy(np.random.default_rng(0).normal(size=(12, 3)))
@@ -128,7 +128,10 @@ def test_sparse_equals_dense(label, shift, monkeypatch):
     dense, adjacency = one_bag(n, 2.0, label)
     monkeypatch.setattr(coupling, "DENSE_LIMIT", 10)
     sparse, _ = one_bag(n, 2.0, label)
-    assert type(dense.parts[0][1]) is coupled._Small and type(sparse.parts[0][1]) is coupled._Large
+    assert (
+        type(dense.parts[0][1]) is coupled_bags.Small
+        and type(sparse.parts[0][1]) is coupled_bags.Large
+    )
     (E, log_z), (F, other) = expectations(dense, mu), expectations(sparse, mu)
     assert relative_error(F, E) < 1e-8 and other == pytest.approx(log_z, rel=1e-8)
     W = torch.from_numpy(np.random.default_rng(6).normal(size=(n, 4)))
@@ -191,8 +194,8 @@ def test_ep_of_independent_patches_is_exact():
     mu = np.random.default_rng(2).normal(size=n)
     for label in (False, True):
         moments = CoupledMoments(edges, offsets, np.array([label]), 1.0)
-        assert type(moments.parts[0][1]) is coupled._Small
-        alone = coupled._Alone(torch.tensor([n]), torch.tensor([label]))
+        assert type(moments.parts[0][1]) is coupled_bags.Small
+        alone = coupled_bags.Alone(torch.tensor([n]), torch.tensor([label]))
         E, log_z = alone.expectations(torch.from_numpy(mu))
         found, value = expectations(moments, mu)
         assert relative_error(found, E) < 1e-10 and value == pytest.approx(float(log_z), rel=1e-10)
@@ -298,8 +301,8 @@ def test_rounding_ends_the_climb_early_and_says_so(bags):
 
 
 def test_ep_that_has_not_converged_is_said(bags, monkeypatch):
-    monkeypatch.setattr(coupled, "ep", functools.partial(coupled.ep, max_iter=1))
-    monkeypatch.setattr(coupled, "TOLERANCE", 0.0)
+    monkeypatch.setattr(coupled_bags, "ep", functools.partial(coupled_bags.ep, max_iter=1))
+    monkeypatch.setattr(coupled_bags, "TOLERANCE", 0.0)
     telling = "expectation propagation has not converged in"
     with pytest.warns(ConvergenceWarning, match=telling) as caught:
         fit(bags, coupling=1.0, tol=1e-3, max_iter=2)
@@ -312,5 +315,5 @@ def test_infinite_trials_are_shortened():
     values = iter([(float("nan"), torch.tensor([float("nan")])), (2.0, torch.tensor([1.0]))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inference, "rise", lambda *_: next(values))
-        w, value, _ = inference._climb(problem, torch.zeros(1), 1.0, torch.ones(1), torch.ones(1))
+        w, value, _ = inference.climb(problem, torch.zeros(1), 1.0, torch.ones(1), torch.ones(1))
     assert value == 2.0 and w.item() == 0.5

@@ -13,7 +13,7 @@ from synthetic import slide_coords
 from gpmil.coupling import operator as coupling
 from gpmil.data import graphs
 from gpmil.inference.leave_out import Bag, less_shared
-from gpmil.moments import coupled
+from gpmil.moments import coupled_bags
 from gpmil.moments.coupled import CoupledMoments, CoupledPatches, coupled_patches, cut_slope
 from gpmil.moments.coupled_effect import AloneWithEffect, Shared
 from gpmil.moments.likelihood import Group
@@ -109,7 +109,10 @@ def test_a_vanishing_effect_is_none():
     mu = np.random.default_rng(4).normal(size=30) - 1.0
     (none, _), (tiny, _) = (moments_of(sizes, labels, tau) for tau in (0.0, 1e-5))
     kinds = {type(part) for _, part in none.parts}
-    assert kinds == {coupled._Alone, coupled._Small}  # what it was before there were effects
+    assert kinds == {
+        coupled_bags.Alone,
+        coupled_bags.Small,
+    }  # as without effects
     assert {type(part) for _, part in tiny.parts} == {AloneWithEffect, Shared}
     (E, log_z), (F, other) = expectations(none, mu), expectations(tiny, mu)
     np.testing.assert_allclose(F, E, atol=1e-7)
@@ -124,8 +127,8 @@ def test_sparse_equals_dense(label, shift, monkeypatch):
     dense, (Sigma,) = moments_of([n], [label], tau, 2.0)
     monkeypatch.setattr(coupling, "DENSE_LIMIT", 10)
     sparse, _ = moments_of([n], [label], tau, 2.0)
-    assert type(dense.parts[0][1].below.part) is coupled._Small
-    assert type(sparse.parts[0][1].below.part) is coupled._Large
+    assert type(dense.parts[0][1].below.part) is coupled_bags.Small
+    assert type(sparse.parts[0][1].below.part) is coupled_bags.Large
     (E, log_z), (F, other) = expectations(dense, mu), expectations(sparse, mu)
     assert relative_error(F, E) < 1e-7 and other == pytest.approx(log_z, rel=1e-7)
     W, H = columns(Sigma + tau**2)

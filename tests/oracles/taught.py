@@ -5,6 +5,7 @@ from scipy.optimize import minimize
 from scipy.special import log_ndtr, logsumexp
 
 from oracles import slide_effect
+from oracles.coupled import below
 
 NODES = 801
 
@@ -73,3 +74,16 @@ def collapsed_optimum(bags, c, tau):
     found = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-8})
     assert np.abs(found.jac).max() < 1e-6
     return found.x
+
+
+def coupled_log_z(mu, S, known):
+    """log P of what is known of a positive bag of up to three patches, m ~ N(mu, S): exact."""
+    held = np.array(known) >= 0
+    side = np.where(np.array(known) == 1, -1.0, 1.0)[held]
+    told = below(side * mu[held], side[:, None] * S[np.ix_(held, held)] * side)
+    return float(np.log(told if 1 in known else told - below(mu, S)))
+
+
+def coupled_mean(mu, S, known):
+    """E[m] = mu + S d log Z / dmu."""
+    return mu + S @ differences(lambda x: coupled_log_z(x, S, known), mu, 1e-3)

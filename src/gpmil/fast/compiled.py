@@ -59,8 +59,7 @@ class Loop(NamedTuple):
         return (torch.from_numpy(end), bound.tolist()) if in_range else None
 
     def _serves(self) -> bool:
-        large = self.H.numel() >= WORTH
-        return large and not self.H.is_cuda and self.H.is_contiguous() and kernels() is not None
+        return passes_over(self.H)
 
     def _one_pass(self, w: Tensor, c: float, want_gradient: bool) -> Sums | None:
         if not self._serves():
@@ -79,6 +78,25 @@ class Loop(NamedTuple):
         diagonal, near = self.precision
         rows = (diagonal, near.crow_indices(), near.col_indices(), near.values())
         return *bags, *(part.numpy() for part in rows)
+
+
+def passes_over(H: Float[Tensor, "n M"]) -> bool:
+    """Whether a pass over these rows is compiled."""
+    large = H.numel() >= WORTH
+    return large and not H.is_cuda and H.is_contiguous() and kernels() is not None
+
+
+def rise_with_effect(
+    H: Float[Tensor, "n M"], sigma: Float[Tensor, " n"], offsets: Int[Tensor, " b1"],
+    positive: Bool[Tensor, " b"], known: Int[Tensor, " n"], w: Float[Tensor, " M"], c: float,
+    tau: float, rule: tuple[float, ...], near_one: float,
+) -> tuple[float, Float[Tensor, " M"], Float[Tensor, " n"], Bool[Tensor, " b"]]:  # fmt: skip
+    """sum_b log Z_b with a slide effect, its gradient in w, mu, and which bags are in both."""
+    bags = _plain_arrays(H, sigma, offsets, positive, known, w.double())
+    numbers = tuple(float(x) for x in rule)
+    log_z, *found = kernels().effect_pass.rise(*bags, c, float(tau), numbers, near_one)
+    gradient, mu, served = (torch.from_numpy(x) for x in found)
+    return log_z, gradient, mu, served
 
 
 def sites() -> Any:
@@ -142,7 +160,7 @@ def _plain_arrays(*tensors: Tensor) -> list[np.ndarray]:
 def kernels() -> Any:
     """The package of loops; None without Numba, or with one that cannot be used here."""
     try:
-        from gpmil.fast import effect, effect_adjoint, over_effect, passes, sites
+        from gpmil.fast import effect, effect_adjoint, effect_pass, over_effect, passes, sites
     except (ImportError, RuntimeError) as error:  # RuntimeError: no place for its cache
         logger.info(
             "passes over the bags are not compiled, which costs up to half of the speed (%s): %s",
@@ -152,6 +170,7 @@ def kernels() -> Any:
     return SimpleNamespace(
         effect=effect,
         effect_adjoint=effect_adjoint,
+        effect_pass=effect_pass,
         over_effect=over_effect,
         passes=passes,
         sites=sites,

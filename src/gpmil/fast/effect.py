@@ -7,6 +7,9 @@ C = sum_i h_i (h_i - t_i) / sigma_i^2, both kinds of bags have one form:
     d log z / dmu = f h / sigma,   f = -1 for z = q,  f = r = q / (1 - q) for z = 1 - q
     d log z / ds = f G,   d2 log z / ds2 = f C  or  r C - r G^2 / (1 - q)
 
+A patch may also be known to lie above zero: q then has Phi(t) = 1 - Phi(-t) of it, and -mu, -s in
+place of mu and s. Its `side` is -1, that of the others 1, and G = sum_i side_i h_i / sigma_i.
+
 Bags in which h - t loses its digits, or 1 - q underflows, are not served.
 """
 
@@ -33,16 +36,19 @@ NOTHING = -36.0  # log of a term, to the largest, that no sum shows: e^-36 = 2e-
 @no_type_check
 def _some(bag, s, start, stop):
     """z = t / sqrt 2 and h of some patches; what they add to log q, G and C."""
-    mu, inverse, z, h = bag  # inverse: 1 / (sigma sqrt 2)
+    mu, inverse, z, h, side = bag  # inverse: 1 / (sigma sqrt 2)
+    # from zero on, over slices: LLVM sees that they do not overlap, and takes several at a time
+    mu, inverse, side = mu[start:stop], inverse[start:stop], side[start:stop]
+    z, h = z[start:stop], h[start:stop]
     product, squares, G, C = 1.0, 0.0, 0.0, 0.0
-    for i in range(start, stop):
-        x = (mu[i] + s) * inverse[i]
+    for i in range(len(mu)):
+        x = (mu[i] + side[i] * s) * inverse[i]
         upper, hazard = tail(x)
         z[i], h[i] = x, hazard
         product *= upper
         squares += max(x, 0.0) ** 2
         g = hazard * inverse[i]
-        G += g
+        G += side[i] * g
         C += g * (hazard - ROOT_2 * x) * inverse[i]
     return math.log(product) - squares, ROOT_2 * G, 2 * C
 
@@ -51,7 +57,7 @@ def _some(bag, s, start, stop):
 @no_type_check
 def _beyond(bag):
     """What log q, G and C lack where z > LARGEST; h is set right there. And the largest z."""
-    _, inverse, z, h = bag
+    _, inverse, z, h, side = bag
     log_q, G, C = 0.0, 0.0, 0.0
     for i in range(len(z)):
         if z[i] > LARGEST:
@@ -60,7 +66,7 @@ def _beyond(bag):
             # h(t) - t = 1/t - 2/t^3 + 10/t^5 - ...
             h[i] = t + (1 + s * (-2 + s * (10 + s * (-74 + s * 706)))) / t
             log_q += math.log(before / h[i])
-            G += (h[i] - before) * inverse[i]
+            G += side[i] * (h[i] - before) * inverse[i]
             C += (h[i] * (h[i] - t) - before * (before - t)) * inverse[i] ** 2
     return log_q, ROOT_2 * G, 2 * C, z.max()
 
@@ -115,7 +121,7 @@ def _mode(bag, tau, rare, most):
     for _ in range(most):
         log_z, f, G, bend, within = given(bag, sign * size, rare)
         fine = fine and within
-        slope = max(abs(f * G), LEAST)
+        slope = max(sign * f * G, LEAST)  # beyond the mode it may have turned round
         width = 1 / math.sqrt(1 / square - bend)
         goal = square * slope
         if goal > size:
@@ -143,19 +149,20 @@ def _fall(bag, mode, end, log_z, slope, bend):
 
 @njit(error_model="numpy")
 @no_type_check
-def _nodes(bag, sigma, tau, rule, rare):
+def find_nodes(bag, sigma, tau, rule, rare):
     """first, many, step, mode, width, top, certain as slide_effect.py has them; all in range."""
     finest, levels, drop, one, smooth, search, together = rule
     mode, width, log_z, slope, bend, fine = _mode(bag, tau, rare, int(search))
     reach = math.sqrt(2 * drop)
     start, end = mode - tau * reach, mode + tau * reach
-    least, sure = math.inf, -math.inf
+    least, sure, falls = math.inf, -math.inf, not rare  # falls: from one to zero as s grows
     for i in range(len(sigma)):
         least = min(least, sigma[i])
         sure = max(sure, bag[0][i] - one * sigma[i])
+        falls = falls and bag[4][i] > 0
     narrow = least / (1 + 0.43 * math.log(len(sigma)))
-    sure = -math.inf if rare else -sure
-    if not rare:
+    sure = -sure if falls else -math.inf
+    if falls:
         end = mode + width * reach
         fall, within = _fall(bag, mode, end, log_z, slope, bend)
         narrow, fine = max(narrow, min(fall, least)), fine and within
@@ -195,7 +202,7 @@ def _add_all(z, h, f, weights, rows):
 
 @njit(error_model="numpy")
 @no_type_check
-def _over_nodes(bag, tau, at, rare, full, total, rows):
+def over_nodes(bag, tau, at, rare, full, total, rows):
     """The sums of one bag over its nodes, and how many counted; -1 if one was out of range."""
     first, many, step, mode, width, top, _ = at
     for j in range(int(many)):
@@ -251,7 +258,9 @@ def sums(mu, sigma, offsets, tau, rule, rare, full):
     for b in range(bags):
         longest = max(longest, offsets[b + 1] - offsets[b])
     # one block: how a loop is run may depend on where its arrays lie, and sums then on the day
-    own_mu, inverse, z, h, r0, r1, r2, r3, r4 = np.empty((9, longest))
+    block = np.ones((10, longest))
+    own_mu, inverse, z, h, side = block[0], block[1], block[2], block[3], block[4]
+    r0, r1, r2, r3, r4 = block[5], block[6], block[7], block[8], block[9]
     nodes, by_bag = np.ones((7, bags)), np.zeros((7, bags))
     by_row, served = np.zeros((5 if full else 1, len(mu))), np.zeros(bags, np.bool_)
     for b in range(bags):
@@ -259,12 +268,12 @@ def sums(mu, sigma, offsets, tau, rule, rare, full):
         n, own, total = stop - start, sigma[start:stop], np.zeros(7)
         for i in range(n):
             own_mu[i], inverse[i] = mu[start + i], ROOT_HALF / own[i]
-        bag = (own_mu[:n], inverse[:n], z[:n], h[:n])
+        bag = (own_mu[:n], inverse[:n], z[:n], h[:n], side[:n])
         rows = (r0[:n], r1[:n], r2[:n], r3[:n], r4[:n])
         for row in rows:
             row[:] = 0
-        at, fine = _nodes(bag, own, tau, rule, rare)
-        counted = _over_nodes(bag, tau, at, rare, full, total, rows) if fine else -1
+        at, fine = find_nodes(bag, own, tau, rule, rare)
+        counted = over_nodes(bag, tau, at, rare, full, total, rows) if fine else -1
         served[b] = counted >= 0
         if served[b]:
             for k in range(7):

@@ -43,7 +43,7 @@ def _products(z, h, bars):
 @no_type_check
 def _hand_back(bag, bars, weights, out):
     """What one node adds to the adjoints of t, and to those of sigma but for -1 / sigma."""
-    _, inverse, z, h = bag
+    _, inverse, z, h, _ = bag
     r0, r1, r2, r3, r4 = bars
     w, wf, wfG, wfGx, by_G, by_log_q = weights
     of_t, of_sigma = out
@@ -97,7 +97,10 @@ def adjoints(mu, sigma, offsets, tau, nodes, served, rare, by_bag, by_row):
     for b in range(len(served)):
         longest = max(longest, offsets[b + 1] - offsets[b])
     # one block, as in effect.sums
-    own_mu, inverse, z, h, r0, r1, r2, r3, r4, by_mu, by_sigma = np.empty((11, longest))
+    block = np.ones((12, longest))
+    own_mu, inverse, z, h, side = block[0], block[1], block[2], block[3], block[4]
+    r0, r1, r2, r3, r4 = block[5], block[6], block[7], block[8], block[9]
+    by_mu, by_sigma = block[10], block[11]
     of_mu, of_sigma, of_tau = np.zeros(len(mu)), np.zeros(len(mu)), 0.0
     for b in range(len(served)):
         if not served[b]:
@@ -113,7 +116,7 @@ def adjoints(mu, sigma, offsets, tau, nodes, served, rare, by_bag, by_row):
             r2[i] = 0.0 if rare else -by_row[2, start + i] * own[i]
             r3[i] = by_row[3, start + i] / own[i]
             r4[i] = by_row[4, start + i] / own[i]
-        bag = (own_mu[:n], inverse[:n], z[:n], h[:n])
+        bag = (own_mu[:n], inverse[:n], z[:n], h[:n], side[:n])
         bars = (r0[:n], r1[:n], r2[:n], r3[:n], r4[:n])
         out = (by_mu[:n], by_sigma[:n])
         of_tau += _over_nodes(bag, tau, nodes[:, b], rare, by_bag[:, b], bars, out) / tau

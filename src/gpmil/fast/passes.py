@@ -21,7 +21,7 @@ DOUBTFUL = -1e-3  # log q of a positive bag above which 1 - q needs care
 # --- A bag ----------------------------------------------------------------------------------------
 @njit(fastmath=ANY_ORDER, error_model="numpy")
 @no_type_check
-def _times(H, start, stop, w, c, mu):
+def times(H, start, stop, w, c, mu):
     """mu = c + H w, four rows at a time."""
     n, M, zero = stop - start, H.shape[1], w.dtype.type(0)
     four = n - n % 4
@@ -116,7 +116,7 @@ def _add(H, start, n, x, at, out):
 
 @njit(fastmath=ANY_ORDER, error_model="numpy")
 @no_type_check
-def _against(H, start, stop, x, block, out):
+def against(H, start, stop, x, block, out):
     """out += H'x, in x's dtype within ROWS rows, in float64 beyond."""
     n = stop - start
     for at in range(0, n, ROWS):
@@ -146,7 +146,7 @@ def one_pass(
     for b in range(len(positive)):
         start, stop = offsets[b], offsets[b + 1]
         n = stop - start
-        _times(H, start, stop, w, c, mu)
+        times(H, start, stop, w, c, mu)
         _tails(mu, sigma, start, n, z, upper, hazard)
         log_q, top = _log_q(z, upper, n)
         doubtful = positive[b] and log_q > DOUBTFUL
@@ -164,7 +164,7 @@ def one_pass(
             for i in range(n):
                 e[i] = mu[i] - c + factor * sigma[start + i] * hazard[i]
             _unsmooth(e, start, n, diagonal, first, column, weight, x)
-        _against(H, start, stop, x, block, out)
+        against(H, start, stop, x, block, out)
     return total, out, True
 
 

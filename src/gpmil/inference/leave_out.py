@@ -184,7 +184,8 @@ def mean_fixed_point(bag: Bag, at: Optimum, coupled: bool) -> Float[Tensor, "b p
     unsmoothed = bag.W @ at.J_inverse @ bag.W.mT
     G = bag.given_f @ unsmoothed  # H J^-1 W'
     if coupled:
-        E, DG = cut_slope(mu, bag.sigma, bag.positive, bag.mask, unsmoothed, float(bag.effect))
+        cut = (bag.sigma, bag.positive, bag.mask, unsmoothed, float(bag.effect), bag.known)
+        E, DG = cut_slope(mu, *cut)
     else:
         E, DG = diagonal_slope(bag, mu, G)
     pulled = torch.where(bag.mask, mu - E, 0.0)

@@ -136,7 +136,7 @@ class Chunk:
 
     def rise(self, w: Float[Tensor, " M"], c: float) -> tuple[float, Float[Tensor, " M"]]:
         """sum_b log Z_b and its gradient in w."""
-        found = None if self.loop is None else self.loop.rise(w, c)
+        found = self.likelihood.rise(self.H, w, c)
         if found is not None:
             return found
         gamma, log_z = self.likelihood.gradient(self.times(w).add_(c))

@@ -71,7 +71,7 @@ class Solution(NamedTuple):
     converged: bool
     residual: float
     trace: list[float]
-    curvature: Float[Tensor, "M M"] | None = None  # the last Hessian of -L, where one was used
+    curvature: Float[Tensor, "M M"] | None = None  # the Hessian of -L there or nearby, if kept
 
 
 def prepare(
@@ -215,7 +215,7 @@ def newton(
         logger.debug("newton step %d: residual %.2e", step, residual)
         if last and residual < tol:
             return Solution(w, step, True, residual, trace)
-    return _said(Solution(w, max_iter, residual < tol, residual, trace), tol)
+    return said(Solution(w, max_iter, residual < tol, residual, trace), tol)
 
 
 def signed(problem: Problem) -> Float[Tensor, " M"]:
@@ -276,53 +276,42 @@ def _plain(problem: Problem, w: Tensor) -> Tensor:
 
 
 def direct(
-    problem: Problem, max_iter: int, tol: float, start: Float[Tensor, " M"] | None = None,
-    curvature: Float[Tensor, "M M"] | None = None,
-) -> Solution:  # fmt: skip
+    problem: Problem, max_iter: int, tol: float, start: Float[Tensor, " M"] | None = None
+) -> Solution:
     """Maximise L(w) = sum_b log Z_b(c + H_b w) - w'w / 2 by Newton with a line search.
 
     A Hessian costs several gradients, so it is kept for as long as it serves: while every step
-    brings the residual down tenfold. `curvature` is one to begin with at `start`, known or near.
+    brings the residual down tenfold.
     """
-    return _said(_maximise(problem, max_iter, tol, start, curvature), tol)
+    return said(_maximise(problem, max_iter, tol, start), tol)
 
 
-def _maximise(
-    problem: Problem,
-    max_iter: int,
-    tol: float,
-    start: Tensor | None,
-    curvature: Tensor | None = None,
-) -> Solution:
+def _maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None) -> Solution:
     """As `direct`, without its warning: the optimum of a sample is only a place to start."""
     w = _from_a_sample(problem, max_iter) if start is None else start
-    residual, fresh = float("inf"), curvature is None
-    if curvature is None:
-        value, gradient, curvature = collapsed_bound(problem, w)
-    else:
-        value, gradient = rise(problem, w)
-        residual = relative(gradient, w)
+    residual, fresh = float("inf"), True
+    value, gradient, curvature = collapsed_bound(problem, w)
     trace = [value]
     for step in range(1, max_iter + 1):
         last = residual < tol  # one more step below tol, as in `newton`
-        found = _climb(problem, w, value, gradient, _ascent(curvature, gradient))
+        found = climb(problem, w, value, gradient, ascent(curvature, gradient))
         if found is None and not fresh:  # an old Hessian led nowhere
             value, gradient, curvature = collapsed_bound(problem, w)
-            found = _climb(problem, w, value, gradient, _ascent(curvature, gradient))
+            found = climb(problem, w, value, gradient, ascent(curvature, gradient))
         if found is None:
-            return Solution(w, step, residual < tol, residual, trace, curvature)
+            return Solution(w, step, residual < tol, residual, trace)
         before, (w, value, gradient) = residual, found
         residual = relative(gradient, w)
         trace.append(value)
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
         if last and residual < tol:
-            return Solution(w, step, True, residual, trace, curvature)
-        if _stalled(trace):
-            return Solution(w, step, residual < tol, residual, trace, curvature)
+            return Solution(w, step, True, residual, trace)
+        if stalled(trace):
+            return Solution(w, step, residual < tol, residual, trace)
         fresh = residual > SERVES * before or before == float("inf")
         if fresh and not residual < tol:
             curvature = collapsed_bound(problem, w)[2]
-    return Solution(w, max_iter, residual < tol, residual, trace, curvature)
+    return Solution(w, max_iter, residual < tol, residual, trace)
 
 
 def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
@@ -337,7 +326,7 @@ def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
     return _maximise(sample, max_iter, NEAR, torch.zeros_like(problem.R[0])).w
 
 
-def _stalled(trace: list[float]) -> bool:
+def stalled(trace: list[float]) -> bool:
     """The bound has not risen beyond rounding for ten steps: what is left is noise."""
     recent = trace[-11:]
     return len(recent) == 11 and max(recent) - recent[0] <= 1e-12 * abs(recent[0])
@@ -359,7 +348,7 @@ def rise(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float, Float[Tensor,
     return log_z - problem.share * float(w @ w) / 2, gradient - problem.share * w
 
 
-def _ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
+def ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
     """Newton's direction; where -L is not convex, with the curvatures' absolute values."""
     factor, failed = torch.linalg.cholesky_ex(curvature)
     if not failed:
@@ -368,7 +357,7 @@ def _ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
     return vectors @ ((vectors.mT @ gradient) / values.abs().clamp(min=1e-3))
 
 
-def _climb(problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: Tensor):
+def climb(problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: Tensor):
     """The first of delta, delta/2, ... with enough of the promised rise (Armijo), or None."""
     promised, length = float(gradient @ delta), 1.0
     rounding = 1e-13 * abs(value) + sum(piece.likelihood.roughness for piece in problem.chunks)
@@ -431,7 +420,7 @@ def relative(F: Tensor, scale: Tensor) -> float:
     return float(F.norm() / scale.norm().clamp(min=torch.finfo(torch.float64).tiny))
 
 
-def _said(found: Solution, tol: float) -> Solution:
+def said(found: Solution, tol: float) -> Solution:
     """What was found, with a warning where it is not the end."""
     if not found.converged:
         warn_caller(

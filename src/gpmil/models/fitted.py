@@ -24,16 +24,18 @@ from gpmil.models.base import (
     log_odds,
     resolve_device,
 )
+from gpmil.models.beside import Beside
 from gpmil.models.checks import count, number, require_numbers, share
 from gpmil.models.cross_fit import Marks
+from gpmil.models.odds_quantiles import dense_ends, ends_from_centre, ends_from_tails
 from gpmil.models.saved_checks import Array, or_none, strength, trials
 from gpmil.models.with_context import SlideEvidence
+from gpmil.models.with_novelty import UNKNOWN
 from gpmil.models.with_threshold import DecidingGP
 from gpmil.moments import orthant
 from gpmil.moments.orthant import Expansion
 from gpmil.moments.orthant_large import LargeSlide, log_orthant_large
-from gpmil.moments.quadratic import quadratic_quantile
-from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, joint, marginal
+from gpmil.process.sparse_gp import Predictor, SparseGP, joint, marginal
 
 logger = logging.getLogger("gpmil")
 CPU = torch.device("cpu")
@@ -53,72 +55,6 @@ def _residual(
     """K - W W' in one bag: some of its rows when asked for, and its diagonal."""
     diagonal = gp.kernel.diagonal(x) + gp.shared - W.square().sum(1)
     return lambda i: gp.within(x[i], x) - W[i] @ W.mT, diagonal
-
-
-# --- Quantiles of the log odds -------------------------------------------------------------------
-# With w = E[w] + chol(R)^-T x, x ~ N(0, I), the slide given w is m ~ N(mu + G x, S0),
-# G = H chol(R)^-T, S0 = Sigma + Sigma (K - W W') Sigma. The log odds Y(x) are expanded to second
-# order; a quadratic form in normals has known quantiles. The centre x = 0 is far from where a
-# quantile is decided: as in structural reliability (second-order methods), the expansion is made
-# at the likeliest x with a linear Y at that quantile, z along the slope.
-
-
-def _odds_quantile(
-    found: Expansion, at: Float[torch.Tensor, "b k"], p: float
-) -> Float[np.ndarray, " b"]:
-    """The p-quantile of the log odds of each bag, x ~ N(0, I), from the expansion at `at`."""
-    value, x = found.value, at.cpu().numpy()
-    log_p, log_1mp, slope, bend = (
-        a.cpu().numpy() for a in (value.log_p, value.log_1mp, found.slope, found.bend)
-    )
-    out = np.empty(len(x))
-    for i in range(len(x)):
-        # Y = log(1 - P) - log P: dY = -d log P / (1 - P), d2Y = -P / (1 - P)^2 (d log P)^2 - ...
-        b = -slope[i] * np.exp(-log_1mp[i])
-        B = bend[i] * np.exp(-log_1mp[i]) - np.exp(log_p[i]) * np.outer(b, b)
-        a = log_1mp[i] - log_p[i] - b @ x[i] + x[i] @ B @ x[i] / 2
-        out[i] = quadratic_quantile(a, b - B @ x[i], B, p)
-    return out
-
-
-def _ends_from_centre(found: Expansion, below: float) -> tuple[np.ndarray, np.ndarray]:
-    """Both quantiles from one expansion at x = 0."""
-    at = torch.zeros_like(found.slope)
-    return _odds_quantile(found, at, below), _odds_quantile(found, at, 1 - below)
-
-
-def _ends_from_tails(
-    expand: Callable[[torch.Tensor], Expansion],
-    slope: Float[torch.Tensor, "b k"],
-    below: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Each quantile from an expansion of its own; slope is d log P / dx at x = 0."""
-    # in the right tail the slope is so small that its square is zero
-    size = slope.abs().amax(-1, keepdim=True)
-    slope = torch.where(size > 0, slope / size, 0.0)
-    # the odds rise as log P falls
-    far = ndtri(below) * slope / slope.norm(dim=-1, keepdim=True).clamp(min=1.0)
-    low = _odds_quantile(expand(-far), -far, below)
-    high = _odds_quantile(expand(far), far, 1 - below)
-    return np.minimum(low, high), np.maximum(low, high)
-
-
-def _dense_ends(
-    bag: leave_out.Bag, q: Posterior, c: float, below: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Both quantiles of some bags as padded matrices."""
-    G = q.shrink(bag.H).mT
-    if G.shape[1] < G.shape[2]:
-        # any root of G G' will do: the smaller, the cheaper
-        G = torch.linalg.qr(G.mT, mode="r").R.mT
-    S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT
-    S, mu, effect = (S + S.mT) / 2, c + bag.H @ q.w, float(bag.effect)
-
-    def expand(at: torch.Tensor) -> Expansion:
-        moved = mu + (G @ at[:, :, None])[..., 0]
-        return orthant.expand(moved, S, bag.mask, G, effect=effect)
-
-    return _ends_from_tails(expand, orthant.slope(mu, S, bag.mask, G, effect=effect), below)
 
 
 class FittedGP(DecidingGP):
@@ -158,31 +94,46 @@ class FittedGP(DecidingGP):
         """
         bags = self._check_predictable(bags)
         marks = Marks(rate, within, weights)
-        found = replace(self._instances(bags), novelty=self._novelty(bags)[0])
-        return self._marked(found, marks)
+        beside = self._beside(bags, resolve_device(self.device))
+        return self._marked(self._instances(bags, beside), marks)
 
     def _marked(self, found: InstancePredictions, marks: Marks) -> InstancePredictions:
-        """With doubts; and with p-values and flags, where the model was fitted with them."""
-        found = replace(found, doubt=self._doubt(found.bags))
+        """With p-values and flags, where the model was fitted with them."""
         if self.cross_fit_ is None or not self.flags:
             return found
         return self.cross_fit_.marked(found, marks)
 
-    def _instances(self, bags: Bags) -> InstancePredictions:
+    def _instances(self, bags: Bags, beside: Beside | None = None) -> InstancePredictions:
         device = resolve_device(self.device)
         mean = np.empty(bags.n_instances)
         std = np.empty(bags.n_instances)
         with torch.no_grad():
-            predictor = self._predictor(device)
+            predictor = self._predictor(device) if beside is None else beside.predictor
             for part in parts(bags.adjacency, bags.offsets, self._predict_strength(bags), device):
                 rows = part.rows.cpu().numpy()
                 x = self._inputs(bags.features[rows], device)
                 sizes = torch.from_numpy(bags.sizes[part.bags]).to(device)
-                mu, variance = marginal(predictor, part, x, sizes)
+                before = self._before(predictor, beside, x, rows, part.bags)
+                mu, variance = marginal(predictor, part, x, sizes, before)
                 mean[rows], std[rows] = mu.cpu().numpy(), variance.sqrt().cpu().numpy()
         require_numbers(mean, std)
+        return self._of_instances(bags, mean, std, beside)
+
+    def _beside(self, bags: Bags, device: torch.device) -> Beside:
+        seen = self._seen(device)
+        if seen is None:
+            self._say_once([UNKNOWN] if self.learns_range else [])
+        with torch.no_grad():
+            return Beside(self._predictor(device), bags, seen)
+
+    def _of_instances(
+        self, bags: Bags, mean: np.ndarray, std: np.ndarray, beside: Beside | None
+    ) -> InstancePredictions:
         # p(h_i = 1) = Phi(mu_i / sqrt(S_ii))
-        return InstancePredictions(ndtr(mean / std), mean, std, bags)
+        found = InstancePredictions(ndtr(mean / std), mean, std, bags)
+        if beside is None:
+            return found
+        return replace(found, doubt=beside.doubt, novelty=beside.novelty[0])
 
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(all instances negative) of each bag, and an estimate of its error (eq. pred_bag).
@@ -232,18 +183,17 @@ class FittedGP(DecidingGP):
         marks = Marks(rate, within, weights)
         below = None if level is None else calibration.tails(level)[0]
         device = resolve_device(self.device)
-        log_p, error, mean, std = self._slides(bags, device)
+        beside = self._beside(bags, device)
+        log_p, error, mean, std = self._slides(bags, device, beside=beside)
         interval = np.full((len(bags), 2), np.nan)
         if below is not None:
             most = np.inf if interval_size is None else interval_size
             interval = self._interval(bags, bags.sizes <= most, below, device)
-        far, novelty = self._novelty(bags)
-        instances = InstancePredictions(ndtr(mean / std), mean, std, bags, novelty=far)
-        instances = self._marked(instances, marks)
+        instances = self._marked(self._of_instances(bags, mean, std, beside), marks)
         found = self._predictions(log_p, error, instances, interval)
         if self.cross_fit_ is not None:
             instances = self.cross_fit_.compared(instances, found.proba[:, 1])
-        return replace(found, instances=instances, novelty=novelty)
+        return replace(found, instances=instances, novelty=beside.novelty[1])
 
     def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
         if self.cross_fit_ is None or self.cross_fit_.calibrator is None:
@@ -322,7 +272,7 @@ class FittedGP(DecidingGP):
             strength = self._predict_strength(bags)
             for part, x in self._dense(bags, wanted & ~large, strength, device):
                 bag = leave_out.padded_bag(predictor.gp, part, x, part.mask[:, 0])
-                ends[part.bags] = np.stack(_dense_ends(bag, q, self.mean_, below), 1)
+                ends[part.bags] = np.stack(dense_ends(bag, q, self.mean_, below), 1)
             for b in np.flatnonzero(wanted & large):
                 ends[b] = self._large_ends(bags[int(b)], predictor, strength, below)
         # log P(all negative) = -log(1 + exp(log odds))
@@ -364,9 +314,9 @@ class FittedGP(DecidingGP):
             return slide.expand(mean + G @ at[0], variance, PG)
 
         if len(x) > HUGE:
-            low, high = _ends_from_centre(expand(PG.new_zeros(1, PG.shape[1])), below)
+            low, high = ends_from_centre(expand(PG.new_zeros(1, PG.shape[1])), below)
         else:
-            low, high = _ends_from_tails(expand, slide.slope(mean, variance, G)[None], below)
+            low, high = ends_from_tails(expand, slide.slope(mean, variance, G)[None], below)
         return float(low[0]), float(high[0])
 
     def _draws(self, bags: Bags, n_draws: int, device: torch.device) -> np.ndarray:
@@ -391,7 +341,11 @@ class FittedGP(DecidingGP):
         return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
 
     def _slides(
-        self, bags: Bags, device: torch.device, predictor: Predictor | None = None
+        self,
+        bags: Bags,
+        device: torch.device,
+        predictor: Predictor | None = None,
+        beside: Beside | None = None,
     ) -> tuple[np.ndarray, ...]:
         """log P(all negative) and its error per bag; mean and deviation of m* per instance."""
         strength = self._predict_strength(bags)
@@ -399,10 +353,11 @@ class FittedGP(DecidingGP):
         mean, std = np.empty(bags.n_instances), np.empty(bags.n_instances)
         large = _too_large(bags, device)
         with torch.no_grad():
-            predictor = predictor or self._predictor(device)
+            predictor = predictor or (beside and beside.predictor) or self._predictor(device)
             for part, x in self._dense(bags, ~large, strength, device):
                 rows = part.rows.cpu().numpy()
-                mu, S = joint(predictor, part.sigma, part.pad(x), part.mask)
+                before = self._before(predictor, beside, x, rows, part.bags)
+                mu, S = joint(predictor, part.sigma, part.pad(x), part.mask, part.pad(before))
                 require_numbers(mu, S)
                 found = orthant.log_orthant(mu, S, part.mask, effect=predictor.gp.effect)
                 sd = S.diagonal(dim1=-2, dim2=-1).sqrt()
@@ -412,17 +367,33 @@ class FittedGP(DecidingGP):
                 mean[rows], std[rows] = (a[part.mask].cpu().numpy() for a in (mu, sd))
             for b in np.flatnonzero(large):
                 own = slice(bags.offsets[b], bags.offsets[b + 1])
+                x, rows = self._inputs(bags.features[own], CPU), np.arange(own.start, own.stop)
+                before = self._before(predictor, beside, x, rows, np.array([b]))
                 log_p[b], error[b], mean[own], std[own] = self._large_bag(
-                    bags[int(b)], predictor, strength
+                    bags[int(b)], x, before, predictor, strength
                 )
         return log_p, error, mean, std
 
-    def _large_bag(self, bag: Bags, predictor: Predictor, strength: float) -> tuple:
+    @staticmethod
+    def _before(
+        predictor: Predictor, beside: Beside | None, x: torch.Tensor, *which: np.ndarray
+    ) -> Float[torch.Tensor, "n r1"]:
+        return predictor.unsmoothed(x) if beside is None else beside.unsmoothed(x, *which)
+
+    def _large_bag(
+        self,
+        bag: Bags,
+        x: torch.Tensor,
+        before: torch.Tensor,
+        predictor: Predictor,
+        strength: float,
+    ) -> tuple:
         """The same for one bag too large for dense matrices on the CPU."""
         (part,) = parts(bag.adjacency, bag.offsets, strength)
-        x = self._inputs(bag.features, CPU)
         mean, variance = torch.empty(len(x)).double(), torch.empty(len(x)).double()
-        mean[part.rows], variance[part.rows] = marginal(predictor, part, x[part.rows])
+        rows = part.rows
+        found = marginal(predictor, part, x[rows], unsmoothed=before[rows])
+        mean[rows], variance[rows] = found
         require_numbers(mean, variance)
         gp, q = predictor.gp, self._posterior(CPU)
         W = gp.whiten_bags(x)

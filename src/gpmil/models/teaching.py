@@ -6,6 +6,7 @@ inducing points as well: what was pointed at must not be lost between k-means ce
 
 import copy
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from gpmil.data.bags import Bags
 from gpmil.distributed import WholeCohort
 from gpmil.files.persistence import CARD
+from gpmil.inference import nearby
 from gpmil.inference import solvers as inference
 from gpmil.inference.pieces import Chunk
 from gpmil.models.base import progress_shown, resolve_device, training_labels
@@ -92,11 +94,6 @@ class TeachableGP(PointsOnLesions):
             raise ValueError(
                 "instance_labels='use' is not for solver='sweeps': the paper's algorithm knows "
                 "labels of bags alone. Use solver='direct'."
-            )
-        if self.moments != "diagonal":
-            raise ValueError(
-                f"instance_labels='use' needs moments='diagonal', got moments={self.moments!r}: "
-                "coupled moments know labels of bags alone."
             )
         if self.optimize:
             raise ValueError(
@@ -195,10 +192,7 @@ class TeachableGP(PointsOnLesions):
         problem = self._problem(gp, cohort)
         T = moved(before, gp)
         if self.solver == "direct":
-            curvature = self._near_curvature(problem, T, T @ w, bags.instance_labels)
-            budget = int(self.max_iter), float(self.tol)
-            found = inference.direct(problem, *budget, T @ w, curvature)
-            self._lesson = (found.curvature, bags.instance_labels)
+            found = self._solve_near(problem, T, T @ w, bags.instance_labels)
         else:
             found = self._solve(problem)
         q = self._kept(gp, problem, found)
@@ -207,11 +201,21 @@ class TeachableGP(PointsOnLesions):
             self._keep_level(gp, q, gp.context.frame(means))
         self.loo_log_likelihood_ = None  # that of the fit before
 
+    def _solve_near(
+        self, problem: inference.Problem, T: Float[Tensor, "M2 M"], w: Float[Tensor, " M2"],
+        known: Int[np.ndarray, " N"],
+    ) -> inference.Solution:  # fmt: skip
+        """The optimum from w, with the Hessian of the last update."""
+        J = self._near_curvature(problem, T, w, known)
+        found = nearby.maximum(problem, int(self.max_iter), float(self.tol), w, J)
+        self._lesson = (found.curvature, known)
+        return found
+
     def _near_curvature(
         self, problem: inference.Problem, T: Float[Tensor, "M2 M"], w: Float[Tensor, " M2"],
         known: Int[np.ndarray, " N"],
     ) -> Float[Tensor, "M2 M2"]:  # fmt: skip
-        """The Hessian at w, or that of the last update with what newly labelled bags add.
+        """The Hessian at w, or that of the last update with what newly labelled bags change.
 
         In the new w it is T J T' + I - T T': where the earlier points say nothing, the prior.
         """
@@ -219,7 +223,8 @@ class TeachableGP(PointsOnLesions):
         in_memory = [piece for piece in problem.chunks if isinstance(piece, Chunk)]
         if J is None or before is None or len(in_memory) < len(problem.chunks):
             return inference.collapsed_bound(problem, w)[2]
-        new = torch.from_numpy(known != before).to(T.device)
+        earlier = torch.tensor(before, device=T.device)
+        new = torch.tensor(known, device=T.device) != earlier
         eye = torch.eye(len(T)).to(T)
         out = T @ J.to(T) @ T.mT + eye - T @ T.mT
         for piece in in_memory:
@@ -228,7 +233,10 @@ class TeachableGP(PointsOnLesions):
             changed[group.row[new[group.rows]]] = True
             if bool(changed.any()):
                 some, rows = group.some(changed)
-                out = out + Chunk(piece.H[rows], patches(some)).bound(w, problem.c)[2]
+                told = replace(some, known=earlier[group.rows][rows])
+                H, c = piece.H[rows], problem.c
+                now, then = (Chunk(H, patches(g)).bound(w, c)[2] for g in (some, told))
+                out = out + now - then
         return (out + out.mT) / 2
 
     def __getstate__(self) -> dict[str, Any]:

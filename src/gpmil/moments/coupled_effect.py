@@ -33,8 +33,8 @@ from gpmil.moments.given_effect import Patches, all_below, some_above
 from gpmil.moments.likelihood import Group, downdate
 from gpmil.moments.sites import Sites
 from gpmil.moments.slide_effect import NEAR_ONE, log_total, sum_before
+from gpmil.moments.taught import patches
 from gpmil.moments.truncated import log_not, segment_sum
-from gpmil.moments.with_effect import PatchesWithEffect
 
 NODES = 16  # values of the effect at a time, where bags are small
 ENOUGH = DROP - 3  # the sum ends with terms below e^-15 of the largest
@@ -57,6 +57,8 @@ class Part(Protocol):
 
 # Bags by number, a bag as often as it is wanted, of this label
 Make = Callable[[Int[Tensor, " b"], bool], Part]
+# E of padded bags at some mu, and dE/dmu Sigma X
+Cut = Callable[[Float[Tensor, "b p"]], tuple[Float[Tensor, "b p"], Float[Tensor, "b p k"]]]
 
 
 def at_a_time(mask: Bool[Tensor, "b p"]) -> int:
@@ -67,9 +69,17 @@ def at_a_time(mask: Bool[Tensor, "b p"]) -> int:
 class Average:
     """Z = sum_k w_k z_k of bags of one label, and the shares pi_k; some nodes at a time."""
 
-    def __init__(self, make: Make, bags: Int[Tensor, " b"], positive: bool, at_a_time: int):
+    def __init__(
+        self,
+        make: Make,
+        bags: Int[Tensor, " b"],
+        positive: bool,
+        at_a_time: int,
+        rule: effect_nodes.Slopes | None = None,
+    ):
         self.part, self.bags = make(bags.repeat(at_a_time), positive), bags
-        self.rule, self.at_a_time = some_above if positive else all_below, at_a_time
+        plain: effect_nodes.Slopes = some_above if positive else all_below
+        self.rule, self.at_a_time = rule or plain, at_a_time
         self.sites: list[Sites | None] = []  # of the mu before, at every step along the nodes
         self.unsettled = 0
 
@@ -132,7 +142,11 @@ def labelled(
 
 
 class Shared:
-    """Bags of one label with an effect each; `make` gives them without."""
+    """Bags of one label with an effect each; `make` gives them without.
+
+    `rule` is z(s) of independent patches where it is not the chance that all or that some of them
+    have this sign; z is summed itself then, and `positive` false.
+    """
 
     def __init__(
         self,
@@ -142,7 +156,9 @@ class Shared:
         positive: bool,
         tau: float,
         at_a_time: int = 1,
+        rule: effect_nodes.Slopes | None = None,
     ):
+        self.rule = rule
         self.make, self.sigma, self.offsets, self.positive = make, sigma, offsets, positive
         self.tau = torch.as_tensor(tau, dtype=torch.float64, device=sigma.device)
         self.at_a_time = at_a_time
@@ -152,7 +168,7 @@ class Shared:
         self.rare = ~self.all
 
     def _average(self, keep: Bool[Tensor, " b"], positive: bool) -> Average:
-        return Average(self.make, keep.nonzero()[:, 0], positive, self.at_a_time)
+        return Average(self.make, keep.nonzero()[:, 0], positive, self.at_a_time, self.rule)
 
     @property
     def unsettled(self) -> int:
@@ -213,13 +229,38 @@ def _per_bag(x: Float[Tensor, "*k n M"], patches: Patches) -> Float[Tensor, "*k 
     return out.index_add_(-2, patches.row, x)
 
 
+def shared_by(
+    mask: Bool[Tensor, "b p"], tau: float, x: Float[Tensor, "b p k"]
+) -> Float[Tensor, "b p k"]:
+    """(I + tau^2 11') x of padded bags."""
+    return x + tau**2 * mask[..., None] * x.sum(1, keepdim=True)
+
+
+def averaged(
+    average: Average, mu: Float[Tensor, "b p"], sigma: Float[Tensor, "b p p"],
+    mask: Bool[Tensor, "b p"], X: Float[Tensor, "b p k"], tau: float, cut: Cut,
+) -> tuple[Float[Tensor, " b"], Float[Tensor, "b p"], Float[Tensor, "b p k"]]:  # fmt: skip
+    """Log Z, delta and sum_k pi_k Sigma (A_k - gamma_k gamma_k') Sigma X of padded bags."""
+    sizes = mask.sum(-1)
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    deviation = sigma.diagonal(dim1=-2, dim2=-1).sqrt()
+    rows = Patches.of(mu[mask], deviation[mask], offsets, None)
+    average.over(rows, torch.as_tensor(tau, dtype=mu.dtype, device=mu.device))
+    delta, bent = torch.zeros_like(mu).masked_scatter(mask, average.delta), torch.zeros_like(X)
+    for s, pi in zip(average.effects, average.pi):
+        E, slope = cut(mu + s[:, None])
+        own = torch.where(mask, E - mu - s[:, None], 0.0)[..., None]
+        bent += pi[:, None, None] * (sigma @ X - slope - own * (own.mT @ X))
+    return average.log_z, delta, bent
+
+
 class AloneWithEffect:
-    """Bags without an edge that share an effect: a sum over its values is exact."""
+    """Bags without an edge that share an effect, or teach: a sum over its values is exact."""
 
     unsettled = 0
 
     def __init__(self, group: Group):
-        self.likelihood = PatchesWithEffect(group)
+        self.likelihood = patches(group)
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
         """E and the sum of log Z."""

@@ -116,6 +116,13 @@ class Likelihood(Traits, Protocol):
         """The compiled twin of a pass over these bags, where there is one."""
         return None
 
+    def rise(
+        self, H: Float[Tensor, "n M"], w: Float[Tensor, " M"], c: float
+    ) -> compiled.Sums | None:
+        """sum_b log Z_b at mu = c + H w and its gradient in w, where one compiled pass has them."""
+        loop = self.loop(H)
+        return None if loop is None else loop.rise(w, c)
+
     def _without_moments(self) -> ValueError:
         return ValueError(
             f"{type(self).__name__} has no truncated moments, which solver='sweeps' and "

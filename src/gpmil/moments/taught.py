@@ -32,6 +32,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gpmil.fast import compiled
 from gpmil.moments import effect_nodes, slide_effect, truncated, with_effect
 from gpmil.moments.given_effect import Patches
 from gpmil.moments.independent import IndependentPatches
@@ -328,7 +329,7 @@ class TaughtPatches(Likelihood):
         self.rows = other_rows, taught_rows
         jump = with_effect.JUMP if has_effect(group.effect) else 0.0
         self.roughness = jump * len(group.positive)
-        self.used, self.side, self.offsets = _lesson(self.taught)
+        self.used, self.side, self.offsets = lesson_rows(self.taught)
 
     def lesson(self, mu: Float[Tensor, " n"], full: bool = True) -> Taught:
         """The bags that teach, at mu of all rows of theirs."""
@@ -343,6 +344,14 @@ class TaughtPatches(Likelihood):
         found = self.lesson(mu[own_rows], full=False)
         others = None if self.others is None else self.others.gradient(mu[other_rows])
         return self._joined(mu, found, others)
+
+    def rise(
+        self, H: Float[Tensor, "n M"], w: Float[Tensor, " M"], c: float
+    ) -> compiled.Sums | None:
+        """sum_b log Z_b at mu = c + H w and its gradient in w, bag by bag."""
+        if not has_effect(self.group.effect):
+            return None
+        return with_effect.in_one_pass(self.group, H, w, c, patches)
 
     def curvature(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ, Both]:
         """gamma, log Z, and A, of low rank in every bag."""
@@ -404,7 +413,7 @@ def _spread(group: Group, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     return group.sigma.square()[:, None] * x + group.effect**2 * totals[group.row]
 
 
-def _lesson(group: Group) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"], Int[Tensor, " b1"]]:
+def lesson_rows(group: Group) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"], Int[Tensor, " b1"]]:
     """Rows that enter the likelihood of bags that teach, their sides, and where bags begin."""
     assert group.known is not None
     explained = torch.zeros_like(group.positive)

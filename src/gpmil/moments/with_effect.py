@@ -4,9 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpmil.moments import slide_effect
+from gpmil.fast import compiled
+from gpmil.moments import effect_nodes, slide_effect
 from gpmil.moments.independent import IndependentPatches
-from gpmil.moments.likelihood import Group, Likelihood, LogZ, LowRank, has_effect
+from gpmil.moments.likelihood import Family, Group, Likelihood, LogZ, LowRank, has_effect
 from gpmil.moments.slide_effect import EffectMoments
 
 JUMP = 1e-7  # of log Z of one bag, where another lattice of effects serves than before
@@ -35,6 +36,12 @@ class PatchesWithEffect(Likelihood):
         g = self.group
         gamma, log_z = slide_effect.gradient(mu, g.sigma, g.positive, g.offsets, g.effect, g.row)
         return gamma, log_z.sum()
+
+    def rise(
+        self, H: Float[Tensor, "n M"], w: Float[Tensor, " M"], c: float
+    ) -> compiled.Sums | None:
+        """sum_b log Z_b at mu = c + H w and its gradient in w, bag by bag."""
+        return in_one_pass(self.group, H, w, c, PatchesWithEffect)
 
     def curvature(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ, LowRank]:
         """gamma, log Z, and A = -diag(curvature) + gamma gamma' - sign F F'."""
@@ -65,3 +72,20 @@ class PatchesWithEffect(Likelihood):
         left = torch.cat([left, torch.full_like(left[:, :1], float(tau2))], 1)
         right = torch.cat([right, m.curvature[:, None]], 1)
         return m.mean, m.log_z.sum(), LowRank(1 + variance * m.curvature, left, right, g.offsets)
+
+
+def in_one_pass(
+    group: Group, H: Float[Tensor, "n M"], w: Float[Tensor, " M"], c: float, plain: Family
+) -> compiled.Sums | None:
+    """sum_b log Z_b and its gradient in w, compiled; bags beyond its range by their `plain` way."""
+    if not compiled.passes_over(H):
+        return None
+    g, known = group, torch.full_like(group.row, -1) if group.known is None else group.known
+    bags = (H, g.sigma, g.offsets, g.positive, known.long())
+    rule = (float(g.effect), effect_nodes.RULE, slide_effect.NEAR_ONE)
+    log_z, gradient, mu, served = compiled.rise_with_effect(*bags, w, c, *rule)
+    if not bool(served.all()):
+        some, rows = g.some(~served)
+        gamma, more = plain(some).gradient(mu[rows])
+        log_z, gradient = log_z + float(more), gradient + H[rows].double().mT @ gamma
+    return log_z, gradient

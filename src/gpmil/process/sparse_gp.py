@@ -130,8 +130,12 @@ class Predictor:
 
     def unsmoothed(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n r1"]:
         """[W w, Y] before the coupling, without what the slide's context adds."""
-        rows, own = x.reshape(-1, x.shape[-1]), self.columns[: len(self.gp.L)]
-        return (self.gp.kernel(rows, self.gp.inducing) @ own).reshape(*x.shape[:-1], -1)
+        rows = x.reshape(-1, x.shape[-1])
+        return self.of_kernel(self.gp.kernel(rows, self.gp.inducing)).reshape(*x.shape[:-1], -1)
+
+    def of_kernel(self, K: Float[Tensor, "n M"]) -> Float[Tensor, "n r1"]:
+        """The same from K_xz, where it is known."""
+        return K @ self.columns[: len(self.gp.L)]
 
     def of_slides(self, means: Float[Tensor, "b d"]) -> Float[Tensor, "b r1"]:
         """What the slide's context adds to every row of [W w, Y]; the coupling leaves it alone."""
@@ -146,23 +150,31 @@ class Predictor:
         return replace(self, c=self.c + level, columns=columns)
 
 
-def doubt(predictor: Predictor, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+def doubt(
+    predictor: Predictor, x: Float[Tensor, "n d"], unsmoothed: Float[Tensor, "n r1"] | None = None
+) -> Float[Tensor, " n"]:
     """Deviation of f(x_i) that the labels leave, as a share of that before them: 1, nothing known.
 
     Neither the noise of m nor the coupling is in it, and so nothing of the number of neighbours.
+    `unsmoothed` is `predictor.unsmoothed(x)`, where it is known.
     """
     # (K - Y Y')_ii / K_ii, Y Y' = W W' - W R^-1 W'
-    known = predictor.unsmoothed(x)[:, 1:].square().sum(1)
+    rows = predictor.unsmoothed(x) if unsmoothed is None else unsmoothed
+    known = rows[:, 1:].square().sum(1)
     before = predictor.gp.kernel.diagonal(x)
     # a kernel that is zero at x (linear, at the origin) leaves nothing to doubt
     return torch.where(before > 0, 1 - known / before, 0.0).clamp(0, 1).sqrt()
 
 
 def marginal(
-    predictor: Predictor, part: Part, x: Float[Tensor, "n d"], sizes: Sizes = None
+    predictor: Predictor,
+    part: Part,
+    x: Float[Tensor, "n d"],
+    sizes: Sizes = None,
+    unsmoothed: Float[Tensor, "n r1"] | None = None,
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Mean and variance of every m*_i (eq. m_star), without any covariance between patches."""
-    smooth = part.apply(predictor.unsmoothed(x))
+    smooth = part.apply(predictor.unsmoothed(x) if unsmoothed is None else unsmoothed)
     if predictor.gp.context is not None:
         smooth = smooth + to_patches(predictor.of_slides(bag_means(x, sizes)), len(x), sizes)
     # diag S_m = diag(Sigma) + diag(Sigma K Sigma) + tau^2 + gamma_s - diag((Sigma Y)(Sigma Y)')
@@ -181,12 +193,13 @@ def joint(
     sigma: Float[Tensor, "b n n"],
     x: Float[Tensor, "b n d"],
     mask: Bool[Tensor, "b n"] | None = None,
+    unsmoothed: Float[Tensor, "b n r1"] | None = None,
 ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
     """Mean and covariance of m* in b bags (eqs. f_star, m_star), Sigma given as matrices.
 
     `mask` says which rows are instances; without it all of them are.
     """
-    before = predictor.unsmoothed(x)
+    before = predictor.unsmoothed(x) if unsmoothed is None else unsmoothed
     if predictor.gp.context is not None:
         means = x.mean(1) if mask is None else bag_means(x[mask], mask.sum(1))
         before = before + predictor.of_slides(means)[:, None]

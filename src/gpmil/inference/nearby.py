@@ -1,0 +1,76 @@
+"""The maximum of the collapsed bound near one that is known: a few labels more, or fewer.
+
+The Hessian of the fit before serves again, and a new one would cost ten gradients. Every step mends
+it instead, so that it is right along the steps taken (Broyden, Fletcher, Goldfarb and Shanno): with
+s = w - w_before and y the gradient of -L less the one before,
+
+    J <- J - J s s'J / s'J s + y y' / y's
+"""
+
+import logging
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gpmil.inference.solvers import (
+    Problem,
+    Solution,
+    ascent,
+    climb,
+    collapsed_bound,
+    relative,
+    rise,
+    said,
+    stalled,
+)
+
+logger = logging.getLogger("gpmil")
+SURE = 0.1  # of tol: the residual expected of the last step, which is not looked at
+WORSE = 4.0  # times the residual before: a step that leaves as much or more had no use
+PATIENCE = 12  # steps with one Hessian, which costs as much as fifteen gradients
+
+
+def maximum(
+    problem: Problem,
+    max_iter: int,
+    tol: float,
+    start: Float[Tensor, " M"],
+    curvature: Float[Tensor, "M M"],
+) -> Solution:
+    """As solvers.direct, from `start` with a Hessian of -L that is near the one there.
+
+    A step leaves the share of the residual that the one before has left, or less: where that is
+    far below `tol` the step is the last, and the gradient behind it is not asked for.
+    """
+    w, J, age, seen = start, curvature, 0, 0
+    value, gradient = rise(problem, w)
+    residual, left, trace = relative(gradient, w), 1.0, [value]
+    for step in range(1, max_iter + 1):
+        delta, age = ascent(J, gradient), age + 1
+        if residual < tol or left * residual < SURE * tol:
+            return Solution(w + delta, step, True, residual, trace, J)
+        serves = left < WORSE and age <= PATIENCE
+        found = climb(problem, w, value, gradient, delta) if serves else None
+        if found is None:
+            J, age, seen = collapsed_bound(problem, w)[2], 0, seen + 1
+            found = climb(problem, w, value, gradient, ascent(J, gradient))
+        if found is None or (seen and stalled(trace)):
+            return said(Solution(w, step, residual < tol, residual, trace, J), tol)
+        J = mended(J, found[0] - w, gradient - found[2])
+        before, (w, value, gradient) = residual, found
+        residual = relative(gradient, w)
+        left = residual / before
+        trace.append(value)
+        logger.debug("step %d nearby: bound %.6f, residual %.2e", step, value, residual)
+    return said(Solution(w, max_iter, residual < tol, residual, trace, J), tol)
+
+
+def mended(
+    J: Float[Tensor, "M M"], s: Float[Tensor, " M"], y: Float[Tensor, " M"]
+) -> Float[Tensor, "M M"]:
+    """J with J s = y; as it is where -L is not convex along s."""
+    Js = J @ s
+    if float(s @ y) <= 0 or float(s @ Js) <= 0:
+        return J
+    return J - torch.outer(Js, Js) / (s @ Js) + torch.outer(y, y) / (s @ y)
