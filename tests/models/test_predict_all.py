@@ -18,6 +18,7 @@ SETTINGS = {
     "MeanPoolMIL": NETWORK,
     "MaxPoolMIL": NETWORK,
     "PseudoLabelMIL": {},
+    "OrdinalMIL": {"n_inducing": 12, "coupling": 0.5},
 }
 SILENT = ("AttentionMIL", "MeanPoolMIL")  # of instances
 each = pytest.mark.parametrize("model_class", MODELS, ids=lambda cls: cls.__name__)

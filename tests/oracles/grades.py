@@ -2,6 +2,7 @@
 
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
+from scipy.stats import multivariate_normal as normal
 
 from oracles import slide_effect
 from oracles.taught import differences
@@ -43,3 +44,20 @@ def gamma(mu, sigma, grade, cuts, tau):
 def hessian(mu, sigma, grade, cuts, tau):
     """d2 log Z / dmu2."""
     return differences(lambda x: gamma(x, sigma, grade, cuts, tau), mu, 4e-3)
+
+
+def condition(w, bags, c, cuts, tau):
+    """The gradient of sum_b log Z_b(c + H_b w) - w'w / 2; `bags`: (H_b, sigma_b, grade_b)."""
+    slope = -w
+    for H, sigma, grade in bags:
+        slope = slope + H.T @ gamma(c + H @ w, sigma, grade, cuts, tau)
+    return slope
+
+
+def probabilities(mu, cov, cuts):
+    """P(Y = k), the largest of m ~ N(mu, cov) in its interval, by Genz's integration in SciPy."""
+    below = [
+        normal.cdf(np.full(len(mu), cut), mu, cov, maxpts=60_000, abseps=1e-7, releps=1e-7)
+        for cut in cuts
+    ]
+    return np.diff([0.0, *below, 1.0])

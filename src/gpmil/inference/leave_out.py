@@ -26,6 +26,7 @@ from torch import Tensor
 from gpmil.coupling.operator import Dense
 from gpmil.moments import orthant, smooth_orthant, taught
 from gpmil.moments.coupled import cut_slope
+from gpmil.moments.grades import GradedPatches
 from gpmil.moments.independent import IndependentPatches
 from gpmil.moments.likelihood import Group, downdate, has_effect
 from gpmil.moments.taught import TaughtPatches
@@ -33,6 +34,7 @@ from gpmil.moments.truncated import log_not
 from gpmil.moments.with_effect import PatchesWithEffect
 from gpmil.process.sparse_gp import SparseGP
 
+OfPatches = IndependentPatches | PatchesWithEffect | TaughtPatches | GradedPatches
 # Times the step that ignores the bag's own curvature: beyond it Newton has lost its way.
 LONGEST = 10.0
 LEAST = -1e-8  # log P_all - log P_L, two runs of EP: never above
@@ -119,26 +121,29 @@ class Curvature(NamedTuple):
         return out
 
 
-def patches(bag: Bag) -> IndependentPatches | PatchesWithEffect | TaughtPatches:
-    """The likelihood of the instances, one bag after the other."""
+def group_of(bag: Bag) -> Group:
+    """The instances as a likelihood is told of them, one bag after the other."""
     deviation, offsets = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
     rows = slice(0, len(deviation))
     known = None if bag.known is None else bag.known[bag.mask]
-    return taught.patches(
-        Group(deviation, offsets, bag.positive, None, rows, effect=bag.effect, known=known)
-    )
+    return Group(deviation, offsets, bag.positive, None, rows, effect=bag.effect, known=known)
 
 
-def curvature(bag: Bag, mu: Float[Tensor, "b p"]) -> Curvature:
+def patches(bag: Bag) -> IndependentPatches | PatchesWithEffect | TaughtPatches:
+    """The likelihood of the instances, one bag after the other."""
+    return taught.patches(group_of(bag))
+
+
+def curvature(bag: Bag, mu: Float[Tensor, "b p"], likelihood: OfPatches | None = None) -> Curvature:
     """The first two derivatives of log Z of independent patches."""
-    gamma, _, A = patches(bag).curvature(mu[bag.mask])
+    gamma, _, A = (likelihood or patches(bag)).curvature(mu[bag.mask])
     return Curvature(*(spread(bag, x) for x in (gamma, A.diagonal, A.left, A.right)))
 
 
-def mean_direct(bag: Bag, at: Optimum) -> Float[Tensor, "b p"]:
+def mean_direct(bag: Bag, at: Optimum, likelihood: OfPatches | None = None) -> Float[Tensor, "b p"]:
     """mu_b at the maximum of the bound without bag b: J is the Hessian of minus the bound."""
     mu = at.c + bag.H @ at.w
-    bent = curvature(bag, mu)
+    bent = curvature(bag, mu, likelihood)
     G = bag.H @ at.J_inverse @ bag.H.mT
     # mu_-b = mu - H (J - H'A H)^-1 H'gamma = mu - (I - G A)^-1 G gamma
     plain = (G @ bent.gamma[..., None])[..., 0]

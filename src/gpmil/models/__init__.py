@@ -5,6 +5,7 @@ import os
 from gpmil.files import persistence
 from gpmil.models.attention import AttentionMIL
 from gpmil.models.base import BagClassifier, InstancePredictions
+from gpmil.models.ordinal import OrdinalMIL
 from gpmil.models.pooling import MaxPoolMIL, MeanPoolMIL
 from gpmil.models.pseudo_label import PseudoLabelMIL
 from gpmil.models.saved_checks import Damaged
@@ -21,12 +22,16 @@ __all__ = [
     "InstancePredictions",
     "MaxPoolMIL",
     "MeanPoolMIL",
+    "OrdinalMIL",
     "PseudoLabelMIL",
     "load",
     "paper_settings",
 ]
 
-MODELS = (VGPMIL, VGPMILPR, VGPMILPRI, AttentionMIL, MeanPoolMIL, MaxPoolMIL, PseudoLabelMIL)
+MODELS = (
+    *(VGPMIL, VGPMILPR, VGPMILPRI, AttentionMIL, MeanPoolMIL, MaxPoolMIL, PseudoLabelMIL),
+    OrdinalMIL,
+)
 CLASSES = {cls.__name__: cls for cls in MODELS}
 
 

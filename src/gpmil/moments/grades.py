@@ -29,9 +29,11 @@ from torch import Tensor
 
 from gpmil.moments import slide_effect, taught, with_effect
 from gpmil.moments.given_effect import Patches
+from gpmil.moments.independent import IndependentPatches
 from gpmil.moments.likelihood import Group, Likelihood, LogZ, LowRank, has_effect
 from gpmil.moments.taught import AtEffect, Both, Lesson, Taught
 from gpmil.moments.truncated import excess, log_not, upper_tail
+from gpmil.moments.with_effect import PatchesWithEffect
 
 CLOSE = -0.3  # log Q- - log Q+ above which z(s) is summed itself
 FAR = -8.0  # t below which log(1 - Phi) is minus Phi to the last digit
@@ -41,7 +43,7 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 def graded(
     group: Group, grade: Int[Tensor, " b"], cuts: Float[Tensor, " k"]
-) -> "Likelihood | GradedPatches":
+) -> "IndependentPatches | PatchesWithEffect | GradedPatches":
     """Bags with a grade each; of two grades, the binary likelihood itself."""
     return GradedPatches(group, grade, cuts) if len(cuts) > 1 else with_effect.patches(group)
 
