@@ -305,7 +305,8 @@ def differences(log_p: Float[np.ndarray, "B k"]) -> Float[np.ndarray, "B K"]:
     ends = np.zeros((len(log_p), 1))
     low, high = np.hstack([ends - np.inf, log_p]), np.hstack([log_p, ends])
     # near one the digits are in 1 - P
-    p = np.where(high > -0.5, np.expm1(high) - np.expm1(low), np.exp(high) - np.exp(low))
+    near = (high > -0.5) & (low > -np.inf)
+    p = np.where(near, np.expm1(high) - np.expm1(low), np.exp(high) - np.exp(low))
     return np.clip(p, np.finfo(float).tiny, np.nextafter(1.0, 0.0))
 
 
