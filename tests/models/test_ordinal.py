@@ -10,6 +10,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 import gpmil
 from gpmil import VGPMILPRI, OrdinalMIL
+from gpmil.models import learned_grades
 
 VARIANCE, LENGTH, MEAN, COUPLING, TAU = 6.0, 2.0, -1.2, 0.7, 0.6
 CUTS = (0.0, 1.1, 2.9)
@@ -158,3 +159,105 @@ def test_scikit_learn_splits_grades(bags, inducing):
         method="predict_proba",
     )  # fmt: skip
     assert found.shape == (len(bags), 3)
+
+
+# --- Cut points that are learned ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Slides of one patch: ordinal regression, m = 2 x - 1 + noise."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(0, 1, (150, 1))
+    m = 2 * x[:, 0] - 1 + rng.normal(size=150)
+    bags = gpmil.Bags.from_arrays([row[None] for row in x], graph=None)
+    return bags, (m[:, None] > [0.0, 1.0, 2.5]).sum(1)
+
+
+LINEAR = {"kernel": "linear", "lengthscale": 1.0, "standardize": False, "random_state": 0}
+
+
+def test_cut_points_are_found_again(drawn, monkeypatch):
+    bags, y = drawn
+    points = np.array([[1.0], [-1.5]])
+    given = LINEAR | {"variance": 4.0, "mean": -1.0, "inducing": points}
+    model = OrdinalMIL(**given).fit(bags, y)
+    assert model.cut_points_[0] == 0
+    np.testing.assert_allclose(model.cut_points_[1:], [1.0, 2.5], rtol=0.25)
+    # no cut points near these predict grades left out better
+    best = model.leave_one_bag_out(bags, y).mean()
+    assert best == pytest.approx(model.loo_log_likelihood_, abs=1e-4)
+    for factor in (0.8, 1.25):
+        other = OrdinalMIL(**given, cut_points=factor * model.cut_points_).fit(bags, y)
+        assert other.leave_one_bag_out(bags, y).mean() < best
+    # from some of the bags
+    monkeypatch.setattr(learned_grades, "MOST_BAGS", 60)
+    few = OrdinalMIL(**given).fit(bags, y)
+    assert not np.array_equal(few.cut_points_, model.cut_points_)
+    np.testing.assert_allclose(few.cut_points_[1:], model.cut_points_[1:], rtol=0.5)
+
+
+def test_settings_are_learned_with_them(drawn):
+    bags, y = drawn
+    bags, y = bags[:50], np.minimum(y[:50], 2)
+    given = LINEAR | {"mean": -1.0, "coupling": 0, "n_inducing": 2}
+    learned = OrdinalMIL(**given, tuning_budget=6).fit(bags, y)
+    assert len(learned.cut_points_) == 2 and learned.tuning_trace_
+    guess = np.bincount(y) / len(y)
+    assert learned.loo_log_likelihood_ > (guess * np.log(guess)).sum() + 0.2
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+FOUR = ["benign", "3", "4", "5"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "y", "words"),
+    [
+        ({}, np.ones(10, int), "all 10 bags have grade '1'|without a gap"),
+        ({}, [0, 2, 5, 0, 2, 5, 0, 2, 5, 0], "without a gap, found 0, 2 and 5. Give the grades"),
+        ({}, ["a", "b"] * 5, "grades=\\['benign', '3', '4', '5'\\]"),
+        ({}, [0, -1] * 5, "5 of 10 bags have no grade \\('bag1', 'bag3'"),
+        ({}, [0, 1, 2], "one grade per bag, 10 in all"),
+        ({}, None, "10 of 10 bags have no grade"),
+        ({"grades": FOUR}, ["benign", "6"] * 5, "'6' is not among grades="),
+        ({"grades": FOUR}, ["benign", "3"] * 5, "no bag has the highest grade '5'"),
+        ({"grades": FOUR}, ["4", "5"] * 5, "no bag has the lowest grade 'benign'"),
+        ({"grades": ["a"]}, ["a"] * 10, "expected 2 to 8, got 1"),
+        ({"grades": ["a", "A "]}, ["a"] * 10, "different names"),
+        ({"grades": "abc"}, GRADES, "a list of names, the lowest first"),
+        ({}, np.arange(10), "expected 2 to 8 grades, found 10. Join some"),
+        ({}, GRADES, "needs 3 bags of every grade, 12 in all; found {0: 3, 1: 3, 2: 2, 3: 2}"),
+        ({"cut_points": [0, 2]}, GRADES, "4 grades need 3 cut points, got 2"),
+        ({"cut_points": [1, 2, 3]}, GRADES, "rising numbers, the first one 0"),
+        ({"cut_points": [0, 2, 2]}, GRADES, "rising numbers"),
+        ({"cut_points": "three"}, GRADES, "rising numbers"),
+        ({"cost": "linear"}, GRADES, "cost must be one of"),
+        ({"solver": "newton"}, GRADES, "knows solver='direct' alone"),
+        ({"calibrated": True}, GRADES, "knows calibrated=False alone"),
+        ({"inducing": "lesions"}, GRADES, "inducing must be one of"),
+    ],
+)
+def test_bad_input_is_refused_in_words(bags, settings, y, words):
+    with pytest.raises(ValueError, match=words):
+        OrdinalMIL(**(NUMBERS | {"n_inducing": 4} | settings)).fit(bags, y)
+
+
+def test_a_grade_between_others_may_be_missing(bags, inducing):
+    y = np.where(GRADES == 2, 3, GRADES)
+    model = OrdinalMIL(**NUMBERS, grades=range(4), cut_points=CUTS, inducing=inducing)
+    with pytest.raises(ValueError, match="a list of names"):
+        model.fit(bags, y)
+    with pytest.warns(UserWarning, match="no bag has grade '2', which lies between others"):
+        found = model.set_params(grades=[0, 1, 2, 3]).fit(bags, y)
+    assert found.predict_proba(bags).shape == (10, 4)
+
+
+def test_what_needs_two_classes_is_refused(model, bags):
+    with pytest.raises(ValueError, match="left out bag by bag"):
+        model.leave_one_patient_out(bags, GRADES)
+    with pytest.raises(ValueError, match="instance_labels"):
+        model.update(bags, GRADES)
+    with pytest.raises(ValueError, match="in one place"):
+        clone(model).fit([bags], client=object())

@@ -21,6 +21,7 @@ from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.inference import leave_grades
 from gpmil.inference import solvers as inference
 from gpmil.inference.leave_grades import Grades
+from gpmil.models import learned_grades
 from gpmil.models.base import (
     InstancePredictions,
     Predictions,
@@ -31,6 +32,7 @@ from gpmil.models.base import (
 from gpmil.models.checks import is_word, one_of
 from gpmil.models.cross_fit import CrossFit, Marks
 from gpmil.models.graded_instances import GradedInstances
+from gpmil.models.learning import thinned_rows
 from gpmil.models.saved import Arrays, Card
 from gpmil.models.saved_checks import Array, Damaged, Symbols
 from gpmil.models.sparse import TrainingCohort
@@ -39,6 +41,7 @@ from gpmil.process.sparse_gp import SparseGP
 
 logger = logging.getLogger("gpmil")
 COSTS = ("quadratic", "mode")
+NEEDED = 3  # bags of a grade from which a cut point is learned
 ONLY = {  # of the settings of VGPMILPRI, what is known for grades
     "solver": "direct",
     "moments": "diagonal",
@@ -68,6 +71,15 @@ class GradedGP(VGPMILPRI):
 
     # --- Fit ----------------------------------------------------------------------------------
 
+    def fit(self, bags, y=None, *, client=None, group=None):
+        """Fit q(u) to graded bags; y, a grade per bag, wins over `bags.labels` (0 and 1)."""
+        if client is not None or group is not None:
+            raise ValueError(
+                f"{type(self).__name__} needs all bags in one place: fit with neither client nor "
+                "group."
+            )
+        return super().fit(bags, y)
+
     def _graded(self, bags: Any, y: Any) -> Graded:
         values = bags.labels if y is None else y
         return grade_labels.encode(values, self.grades, np.asarray(bags.names))
@@ -91,6 +103,34 @@ class GradedGP(VGPMILPRI):
         super()._find_settings(cohort, labels, device)
         if not is_word(self.cut_points, "auto"):
             self.cut_points_ = np.array(self.cut_points, dtype=np.float64)
+        elif len(self.classes_) > 2:
+            self._learn_cut_points(cohort, labels, device)
+
+    def _learn_cut_points(
+        self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
+    ) -> None:
+        """Cut points, and again what is "auto" of the settings, from grades of bags left out."""
+        assert isinstance(cohort, WholeCohort)
+        few = self.grade_counts_[self.grade_counts_ > 0].min()
+        if few < NEEDED:
+            raise ValueError(
+                f"learning cut points needs {NEEDED} bags of every grade, "
+                f"{NEEDED * len(self.classes_)} in all; found "
+                f"{dict(zip(self.classes_.tolist(), self.grade_counts_.tolist()))}. "
+                "Join grades, add bags, or give cut_points as numbers."
+            )
+        chosen = learned_grades.sample(self._codes, self._seed())
+        bags, labels, codes = cohort.bags[chosen], labels[chosen], self._codes[chosen]
+        rows = thinned_rows(bags, lambda some: self._first_look(some, labels))
+        some = WholeCohort(learned_grades.thinned(bags, rows), device, labels)
+        search = learned_grades.Search(self, some, codes, device)
+        names = self._learned_names()
+        found, score = learned_grades.learn(
+            search, names, len(self.classes_), int(self.tuning_budget)
+        )
+        for name in ("cut_points_", *(f"{name}_" for name in learned_grades.NAMES)):
+            setattr(self, name, getattr(found, name))
+        self.loo_log_likelihood_ = score
 
     def _problem(self, gp: SparseGP, cohort: TrainingCohort) -> inference.Problem:
         found = super()._problem(gp, cohort)
@@ -133,6 +173,13 @@ class GradedGP(VGPMILPRI):
     def with_settings_fixed(self) -> VGPMILPRI:
         """A new model of "above the lowest grade", labels 0 and 1, at the settings learned here."""
         return super().with_settings_fixed().set_params(grades=None, cut_points=(0.0,))
+
+    def update(self, bags, y=None, *, cross_fit=True):
+        """Refused: labels of patches are not known to a model of grades."""
+        raise ValueError(
+            f"{type(self).__name__} knows instance_labels='ignore' alone: labels of patches teach "
+            "VGPMILPRI, fitted to 'above the lowest grade'."
+        )
 
     # --- Every bag left out -------------------------------------------------------------------
 
@@ -237,11 +284,6 @@ class GradedGP(VGPMILPRI):
                 f"{n_grades} grades need {n_grades - 1} cut points, got {len(cuts)}: "
                 f"{self.cut_points!r:.80}. Name all grades with grades=, or use 'auto'."
             )
-
-    def _check_apart(self) -> None:
-        raise ValueError(
-            f"{type(self).__name__} needs all bags in one place: fit with neither client nor group."
-        )
 
     def _restore(self, arrays: Arrays, card: Card, sizes: Symbols) -> None:
         cuts, counts = self.cut_points_, self.grade_counts_
