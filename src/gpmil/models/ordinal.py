@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from gpmil.data import grades as grade_labels
 from gpmil.data.bags import Bags
 from gpmil.data.grades import Graded
+from gpmil.decide.grade_metrics import least_cost
 from gpmil.distributed import WholeCohort
 from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.inference import leave_grades
@@ -359,8 +360,4 @@ def decided(p: Float[np.ndarray, "B K"], cost: str) -> Int[np.ndarray, " B"]:
     >>> decided(p, "mode"), decided(p, "quadratic")
     (array([0]), array([1]))
     """
-    if cost == "mode":
-        return p.argmax(1)
-    k = np.arange(p.shape[1])
-    # sum_k P(Y = k) (k - j)^2 of every answer j
-    return (p @ np.square(k[:, None] - k)).argmin(1)
+    return p.argmax(1) if cost == "mode" else least_cost(p)

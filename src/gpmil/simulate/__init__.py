@@ -18,13 +18,16 @@ label and its patient come from the cohort's roster, which has an exact number o
 
 from gpmil.simulate.appearance import Population, population
 from gpmil.simulate.cohorts import Slide, cohort, panda_like, sicapv2_like, slide, stream
+from gpmil.simulate.grades import GradedCohort, graded_cohort
 from gpmil.simulate.settings import Settings
 
 __all__ = [
+    "GradedCohort",
     "Population",
     "Settings",
     "Slide",
     "cohort",
+    "graded_cohort",
     "panda_like",
     "population",
     "sicapv2_like",
