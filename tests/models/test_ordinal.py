@@ -86,7 +86,8 @@ def test_instances_have_a_probability_per_grade(model, bags):
     np.testing.assert_allclose(found.grade_probability[rows], p[alone], atol=1e-9)
     np.testing.assert_allclose(found.probability, 1 - found.grade_probability[:, 0], atol=1e-12)
     both = model.predict_all(bags)
-    np.testing.assert_array_equal(both.proba, p)
+    np.testing.assert_array_equal(both.grade_proba, p)
+    np.testing.assert_allclose(both.proba[:, 1], p[:, 1:].sum(1), atol=1e-12)
     np.testing.assert_allclose(both.instances.expected_grade, found.expected_grade)
     table = found.to_frame()
     assert list(table.columns[-5:]) == ["P(0)", "P(1)", "P(2)", "P(3)", "expected_grade"]

@@ -49,6 +49,19 @@ def separate(args: Sequence[str], own: set[str]) -> tuple[list[str], dict[str, s
     return rest, found
 
 
+def model_for(task: str, model: str) -> str:
+    """The class that a task asks for.
+
+    >>> model_for("ordinal", "VGPMILPRI"), model_for("binary", "VGPMIL")
+    ('OrdinalMIL', 'VGPMIL')
+    """
+    if task not in ("binary", "ordinal"):
+        raise ValueError(f"--task must be binary or ordinal; got {task!r}.")
+    if task == "ordinal" and model not in ("VGPMILPRI", "OrdinalMIL"):
+        raise ValueError(f"--task ordinal is for OrdinalMIL; got --model {model}. Leave one out.")
+    return "OrdinalMIL" if task == "ordinal" else model
+
+
 def build_model(
     name: str, given: Mapping[str, str | None], patch_labels: bool = False
 ) -> "BagClassifier":

@@ -228,11 +228,9 @@ class GradedGP(VGPMILPRI):
         return differences(log_p)
 
     def predict_all(self, bags, **options: Any) -> Predictions:
-        """As of VGPMILPRI, of "above the lowest grade"; `proba` has all grades."""
+        """As of VGPMILPRI, `proba` that of "above the lowest grade"; `grade_proba` has all."""
         found = super().predict_all(bags, **options)
-        if len(self.cut_points_) == 1:
-            return found
-        return replace(found, proba=self.predict_proba(bags))
+        return replace(found, grade_proba=self.predict_proba(bags))
 
     def predict(self, bags) -> np.ndarray:
         """The grade of each bag, as a value of `classes_`; see `cost`."""
