@@ -12,7 +12,8 @@ from sklearn.metrics import roc_auc_score
 
 import gpmil
 from gpmil.metrics import confusion, grade_metrics
-from gpmil.simulate import graded_cohort
+from gpmil.models import OrdinalAttentionMIL, OrdinalMeanPoolMIL
+from gpmil.simulate import GradedCohort, graded_cohort
 
 
 def main() -> None:
@@ -46,6 +47,16 @@ def main() -> None:
         f"{model.loo_log_likelihood_:.4f}; fit {fitted:.0f} s, predict {took:.0f} s"
     )
     print(f"guessing: log loss {np.log(asked.grades):.3f}")
+    for network in (OrdinalAttentionMIL, OrdinalMeanPoolMIL):
+        other = network(validation=0.2, max_epochs=200, random_state=0)
+        q = other.fit(train.bags, train.grades).predict_proba(test.bags)
+        print(network.__name__, asked_of(test, q))
+
+
+def asked_of(test: GradedCohort, p: np.ndarray) -> str:
+    """What is compared."""
+    found = grade_metrics(test.grades, p, groups=test.bags.groups)
+    return ", ".join(f"{name} {estimate}" for name, estimate in found.items())
 
 
 if __name__ == "__main__":

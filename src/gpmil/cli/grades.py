@@ -7,12 +7,12 @@ from gpmil.data.bags import Bags
 from gpmil.data.classes import text
 from gpmil.io import labels as tables
 from gpmil.models import BagClassifier
-from gpmil.models.ordinal import OrdinalMIL
+from gpmil.models.graded import GradedClassifier
 
 
 def by_grade(source: Source, model: BagClassifier) -> Source:
     """The same data with the lowest grade as the negative class, all others as positive ones."""
-    if not isinstance(model, OrdinalMIL):
+    if not isinstance(model, GradedClassifier):
         return source
     if source.positive or source.negative:
         raise ValueError(
@@ -29,7 +29,7 @@ def by_grade(source: Source, model: BagClassifier) -> Source:
 
 def grades_of(source: Source, model: BagClassifier, bags: Bags) -> list[str | None] | None:
     """The grade of every slide as the table of labels has it; None where there are two classes."""
-    if not isinstance(model, OrdinalMIL) or model.grades is None:
+    if not isinstance(model, GradedClassifier) or model.grades is None:
         return None
     if source.labels is None:
         raise ValueError(
@@ -41,7 +41,7 @@ def grades_of(source: Source, model: BagClassifier, bags: Bags) -> list[str | No
     return tables.written(bags.names.astype(str).tolist(), source.labels, **own)
 
 
-def _names(model: OrdinalMIL) -> list[str]:
+def _names(model: GradedClassifier) -> list[str]:
     return [str(text(name)) for name in model.grades]
 
 

@@ -57,9 +57,11 @@ def model_for(task: str, model: str) -> str:
     """
     if task not in ("binary", "ordinal"):
         raise ValueError(f"--task must be binary or ordinal; got {task!r}.")
-    if task == "ordinal" and model not in ("VGPMILPRI", "OrdinalMIL"):
+    if task == "ordinal" and model == "VGPMILPRI":  # the default
+        return "OrdinalMIL"
+    if task == "ordinal" and not model.startswith("Ordinal"):
         raise ValueError(f"--task ordinal is for OrdinalMIL; got --model {model}. Leave one out.")
-    return "OrdinalMIL" if task == "ordinal" else model
+    return model
 
 
 def build_model(

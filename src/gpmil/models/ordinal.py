@@ -13,10 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from gpmil.data import grades as grade_labels
 from gpmil.data.bags import Bags
-from gpmil.data.grades import Graded
-from gpmil.decide.grade_metrics import least_cost
 from gpmil.distributed import WholeCohort
 from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.inference import leave_grades
@@ -25,13 +22,11 @@ from gpmil.inference.leave_grades import Grades
 from gpmil.models import learned_grades
 from gpmil.models.base import (
     InstancePredictions,
-    Predictions,
-    check_bags,
-    cohort_card,
     resolve_device,
 )
-from gpmil.models.checks import is_word, one_of
+from gpmil.models.checks import is_word
 from gpmil.models.cross_fit import CrossFit, Marks
+from gpmil.models.graded import GradedClassifier, differences, with_grades
 from gpmil.models.graded_instances import GradedInstances
 from gpmil.models.learning import thinned_rows
 from gpmil.models.saved import Arrays, Card
@@ -41,7 +36,6 @@ from gpmil.models.vgpmil_pr import VGPMILPRI
 from gpmil.process.sparse_gp import SparseGP
 
 logger = logging.getLogger("gpmil")
-COSTS = ("quadratic", "mode")
 NEEDED = 3  # bags of a grade from which a cut point is learned
 ONLY = {  # of the settings of VGPMILPRI, what is known for grades
     "solver": "direct",
@@ -53,22 +47,17 @@ ONLY = {  # of the settings of VGPMILPRI, what is known for grades
 }
 
 
-class GradedGP(VGPMILPRI):
+class GradedGP(GradedClassifier, VGPMILPRI):
     """A model of two to eight grades: how it is fitted, and what it says of bags."""
 
     PLACEMENTS: ClassVar[tuple[str, ...]] = ("kmeans",)
     ARRAYS: ClassVar[dict[str, Array]] = {
-        **{name: kind for name, kind in VGPMILPRI.ARRAYS.items() if name != "classes_"},
+        **with_grades(VGPMILPRI.ARRAYS),
         "cut_points_": Array(("cuts",), "finite"),
-        "grade_counts_": Array(("grades",), "whole"),
     }
 
     cut_points_: Float[np.ndarray, " k"]  # b_1 = 0, b_2, ...
-    grade_counts_: Int[np.ndarray, " K"]  # training bags of every grade
-    grades: Any
     cut_points: Any
-    cost: Any
-    _codes: Int[np.ndarray, " B"]  # grades of the bags of a fit, while it runs
 
     # --- Fit ----------------------------------------------------------------------------------
 
@@ -81,20 +70,8 @@ class GradedGP(VGPMILPRI):
             )
         return super().fit(bags, y)
 
-    def _graded(self, bags: Any, y: Any) -> Graded:
-        values = bags.labels if y is None else y
-        return grade_labels.encode(values, self.grades, np.asarray(bags.names))
-
-    def _remember_cohort(self, bags: Any, y: Any) -> Int[np.ndarray, " B"]:
-        """Grades as codes; what a binary model would see of them, 1 above the lowest grade."""
-        if not len(bags):
-            raise ValueError("no bags to fit: the cohort, or this part of it, is empty.")
-        found = self._graded(bags, y)
-        self._codes, self.classes_, self.grade_counts_ = found.codes, found.classes, found.counts
-        self._check_cut_points(len(found.classes))
-        labels = (found.codes > 0).astype(np.int64)
-        self.n_features_in_, self.cohort_ = bags.n_features, cohort_card(bags, labels)
-        return labels
+    def _check_grades(self, n_grades: int) -> None:
+        self._check_cut_points(n_grades)
 
     def _find_settings(
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
@@ -227,21 +204,11 @@ class GradedGP(VGPMILPRI):
         log_p[:, 0] = self._calibrate(log_p[:, 0])
         return differences(log_p)
 
-    def predict_all(self, bags, **options: Any) -> Predictions:
-        """As of VGPMILPRI, `proba` that of "above the lowest grade"; `grade_proba` has all."""
-        found = super().predict_all(bags, **options)
-        return replace(found, grade_proba=self.predict_proba(bags))
-
     def predict(self, bags) -> np.ndarray:
         """The grade of each bag, as a value of `classes_`; see `cost`."""
         if len(self.cut_points_) == 1:
-            return super().predict(bags)
-        return self.classes_[decided(self.predict_proba(bags), self.cost)]
-
-    def score(self, bags, y=None) -> float:
-        """Accuracy over bags."""
-        known = self.classes_[self._graded(check_bags(bags), y).codes]
-        return float(np.mean(known == self.predict(bags)))
+            return VGPMILPRI.predict(self, bags)
+        return super().predict(bags)
 
     def _marked(self, found: InstancePredictions, marks: Marks) -> InstancePredictions:
         known = GradedInstances.of(found, self.cut_points_, self.classes_)
@@ -251,9 +218,7 @@ class GradedGP(VGPMILPRI):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        if self.grades is not None:
-            grade_labels.check_names(self.grades)
-        one_of("cost", self.cost, COSTS)
+        self._check_grade_settings()
         for name, only in ONLY.items():
             value = getattr(self, name)
             if value != only:
@@ -288,17 +253,10 @@ class GradedGP(VGPMILPRI):
         cuts, counts = self.cut_points_, self.grade_counts_
         if not len(cuts) or cuts[0] != 0 or (np.diff(cuts) <= 0).any():
             raise Damaged(f"{FILE}: cut_points_: expected rising numbers from 0 on, found {cuts}")
-        if len(counts) != len(cuts) + 1 or (counts < 0).any():
+        if len(counts) != len(cuts) + 1:
             raise Damaged(f"{FILE}: grade_counts_: expected {len(cuts) + 1} counts")
-        if self.grades is not None and len(self.grades) != len(counts):
-            raise Damaged(f"{FILE}: cut_points_: expected one less than there are grades")
-        self.classes_ = grade_labels.classes_of(self.grades, len(counts))
+        self._restore_grades()
         super()._restore(arrays, card, sizes)
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = True
-        return tags
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -335,27 +293,3 @@ class OrdinalMIL(GradedGP):
     grades: Any = None
     cut_points: Any = "auto"
     cost: Any = "quadratic"
-
-
-def differences(log_p: Float[np.ndarray, "B k"]) -> Float[np.ndarray, "B K"]:
-    """P(Y = k) from log P(Y <= 0), ..., log P(Y <= K - 2), rising.
-
-    >>> differences(np.log([[0.5, 0.75]])).round(6)
-    array([[0.5 , 0.25, 0.25]])
-    """
-    ends = np.zeros((len(log_p), 1))
-    low, high = np.hstack([ends - np.inf, log_p]), np.hstack([log_p, ends])
-    # near one the digits are in 1 - P
-    near = (high > -0.5) & (low > -np.inf)
-    p = np.where(near, np.expm1(high) - np.expm1(low), np.exp(high) - np.exp(low))
-    return np.clip(p, np.finfo(float).tiny, np.nextafter(1.0, 0.0))
-
-
-def decided(p: Float[np.ndarray, "B K"], cost: str) -> Int[np.ndarray, " B"]:
-    """The likeliest grade, or that of least expected quadratic cost.
-
-    >>> p = np.array([[0.5, 0.1, 0.4]])
-    >>> decided(p, "mode"), decided(p, "quadratic")
-    (array([0]), array([1]))
-    """
-    return p.argmax(1) if cost == "mode" else least_cost(p)

@@ -7,7 +7,7 @@ import pandas as pd
 
 from gpmil.data.bags import Bags
 from gpmil.models import BagClassifier
-from gpmil.models.ordinal import OrdinalMIL, decided
+from gpmil.models.graded import GradedClassifier, decided
 from gpmil.runs.workspace import Workspace, csv_bytes
 
 GRADES = "grades.csv"
@@ -20,7 +20,7 @@ def write_grades(
 
     Of a model of two grades predictions.csv says it all.
     """
-    if not isinstance(model, OrdinalMIL) or len(model.classes_) < 3:
+    if not isinstance(model, GradedClassifier) or len(model.classes_) < 3:
         return
     p = model.predict_proba(bags)
     table = pd.DataFrame({"slide": bags.names.astype(str)})
