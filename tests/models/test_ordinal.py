@@ -162,6 +162,37 @@ def test_scikit_learn_splits_grades(bags, inducing):
     assert found.shape == (len(bags), 3)
 
 
+def test_areas_are_averages_over_all_patches_of_a_slide(model, bags):
+    found, patches = model.predict_areas(bags, n_draws=4000), model.predict_instances(bags)
+    expected = np.add.reduceat(patches.grade_probability, bags.offsets[:-1]) / bags.sizes[:, None]
+    np.testing.assert_allclose(found.share, expected, atol=0.03)
+    np.testing.assert_allclose(found.share.sum(1), 1)
+    assert ((found.low <= found.high) & (found.low >= 0)).all()
+    # one patch has one grade
+    alone = found.low[np.array(SIZES) == 1]
+    assert np.isin(alone, (0, 1)).all()
+    first, second = found.patterns()
+    table = found.to_frame()
+    assert table["first"].tolist() == first.tolist() and len(table) == len(bags)
+    above = found.share[:, 1:]
+    sure = above.sum(1) * bags.sizes > 0.5
+    np.testing.assert_array_equal(first[sure], above[sure].argmax(1) + 1)
+    assert (second[first == 0] == 0).all()
+    with pytest.raises(ValueError, match="level must be a number between 0 and 1"):
+        model.predict_areas(bags, level=90)
+
+
+def test_marks_are_against_slides_of_the_lowest_grade(bags, inducing, tmp_path):
+    given = NUMBERS | {"cut_points": CUTS, "inducing": inducing, "flags": True, "n_folds": 2}
+    flagged = OrdinalMIL(**given).fit(bags, GRADES)
+    found = flagged.predict_instances(bags)
+    assert ((found.p_value > 0) & (found.p_value <= 1)).all()
+    assert found.grade_probability.shape == (30, 4)
+    flagged.save(tmp_path / "model")
+    again = gpmil.load(tmp_path / "model").predict_instances(bags)
+    np.testing.assert_array_equal(again.p_value, found.p_value)
+
+
 # --- Cut points that are learned ------------------------------------------------------------------
 
 

@@ -19,23 +19,25 @@ from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.inference import leave_grades
 from gpmil.inference import solvers as inference
 from gpmil.inference.leave_grades import Grades
-from gpmil.models import learned_grades
+from gpmil.models import graded_areas, learned_grades
 from gpmil.models.base import (
     InstancePredictions,
     resolve_device,
 )
-from gpmil.models.checks import is_word
+from gpmil.models.checks import count, is_word, share
 from gpmil.models.cross_fit import CrossFit, Marks
 from gpmil.models.graded import GradedClassifier, differences, with_grades
+from gpmil.models.graded_areas import GradeAreas
 from gpmil.models.graded_instances import GradedInstances
 from gpmil.models.learning import thinned_rows
 from gpmil.models.saved import Arrays, Card
 from gpmil.models.saved_checks import Array, Damaged, Symbols
 from gpmil.models.sparse import TrainingCohort
 from gpmil.models.vgpmil_pr import VGPMILPRI
-from gpmil.process.sparse_gp import SparseGP
+from gpmil.process.sparse_gp import SparseGP, joint
 
 logger = logging.getLogger("gpmil")
+MOST_AREA = 6000  # patches of a slide whose grades are drawn together
 NEEDED = 3  # bags of a grade from which a cut point is learned
 ONLY = {  # of the settings of VGPMILPRI, what is known for grades
     "solver": "direct",
@@ -203,6 +205,30 @@ class GradedGP(GradedClassifier, VGPMILPRI):
         log_p = self.log_proba_at_most(bags)[0]
         log_p[:, 0] = self._calibrate(log_p[:, 0])
         return differences(log_p)
+
+    def predict_areas(self, bags, *, level: float = 0.9, n_draws: int = 400) -> GradeAreas:
+        """Of each bag the share of its patches of every grade, expected, with an interval.
+
+        From draws of all patches of a slide together (seeded), given what the model has learned,
+        not the slide's label. Patterns by area are a rule on top: `GradeAreas.patterns`, `isup`.
+        """
+        bags, device = self._check_predictable(bags), resolve_device(self.device)
+        share("level", level)
+        count("n_draws", n_draws, least=20)
+        graded_areas.refuse_large(bags.sizes, MOST_AREA)
+        every, strength = np.ones(len(bags), dtype=bool), self._predict_strength(bags)
+        cuts = torch.from_numpy(self.cut_points_).to(device)
+        found: list[Any] = [None] * len(bags)
+        with torch.no_grad():
+            predictor = self._predictor(device)
+            for part, x in self._dense(bags, every, strength, device):
+                mu, S = joint(predictor, part.sigma, part.pad(x), part.mask)
+                for b, own_mu, own_S, mask in zip(part.bags, mu, S, part.mask):
+                    noise = graded_areas.standard_normal(int(mask.sum()), int(n_draws), int(b))
+                    own = own_mu[mask], own_S[mask][:, mask], cuts, torch.from_numpy(noise).to(mu)
+                    found[b] = graded_areas.drawn_shares(*own).cpu().numpy()
+        parts = graded_areas.summary(found, level)
+        return GradeAreas(*parts, level, self.classes_, bags)
 
     def predict(self, bags) -> np.ndarray:
         """The grade of each bag, as a value of `classes_`; see `cost`."""
