@@ -74,11 +74,11 @@ def run(
         model = load(space.folder / "model")
         units = predict_in_batches(space, model, bags, asked, step)
         step("writing")
+        write_grades(space, model, bags, y)
         space.write("splits.csv", csv_bytes(_trained_on(bags)))
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         judged = judge_run(space.folder, read_predictions(space.folder))
         write_patients(space, model, bags)
-        write_grades(space, model, bags, y)
         found = {"training": _facts(model), "note": SEEN, **judged}
         space.write(METRICS, json_bytes(found))
         write_report(space.folder)

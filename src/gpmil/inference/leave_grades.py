@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gpmil.inference import leave_out
-from gpmil.inference.leave_out import Bag, Optimum
+from gpmil.inference.leave_out import Bag, Curvature, Optimum
 from gpmil.inference.solvers import Problem, collapsed_bound
 from gpmil.moments import orthant
 from gpmil.moments.grades import graded
@@ -88,7 +88,17 @@ def leave_one_bag_out(
     out = np.empty(len(grades.codes))
     for numbers, bag in bags:
         grade, cuts = grades.of(numbers, w.device)
-        mu = leave_out.mean_direct(bag, at, graded(leave_out.group_of(bag), grade, cuts))
-        S = leave_out.covariance(bag, at)
+        mu, S = mean_without(bag, at, grade, cuts), leave_out.covariance(bag, at)
         out[numbers] = scores(bag, mu, S, grade, cuts).cpu().numpy()
     return out
+
+
+def mean_without(
+    bag: Bag, at: Optimum, grade: Int[Tensor, " b"], cuts: Float[Tensor, " k"]
+) -> Float[Tensor, "b p"]:
+    """mu_b at the maximum of the bound without bag b."""
+    mu = at.c + bag.H @ at.w
+    likelihood = graded(leave_out.group_of(bag), grade, cuts)
+    gamma, _, A = likelihood.curvature(mu[bag.mask])
+    rows = (leave_out.spread(bag, x) for x in (gamma, A.diagonal, A.left, A.right))
+    return mu - leave_out.taken_out(bag, at, Curvature(*rows))

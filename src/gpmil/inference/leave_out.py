@@ -26,7 +26,6 @@ from torch import Tensor
 from gpmil.coupling.operator import Dense
 from gpmil.moments import orthant, smooth_orthant, taught
 from gpmil.moments.coupled import cut_slope
-from gpmil.moments.grades import GradedPatches
 from gpmil.moments.independent import IndependentPatches
 from gpmil.moments.likelihood import Group, downdate, has_effect
 from gpmil.moments.taught import TaughtPatches
@@ -34,7 +33,6 @@ from gpmil.moments.truncated import log_not
 from gpmil.moments.with_effect import PatchesWithEffect
 from gpmil.process.sparse_gp import SparseGP
 
-OfPatches = IndependentPatches | PatchesWithEffect | TaughtPatches | GradedPatches
 # Times the step that ignores the bag's own curvature: beyond it Newton has lost its way.
 LONGEST = 10.0
 LEAST = -1e-8  # log P_all - log P_L, two runs of EP: never above
@@ -134,20 +132,24 @@ def patches(bag: Bag) -> IndependentPatches | PatchesWithEffect | TaughtPatches:
     return taught.patches(group_of(bag))
 
 
-def curvature(bag: Bag, mu: Float[Tensor, "b p"], likelihood: OfPatches | None = None) -> Curvature:
+def curvature(bag: Bag, mu: Float[Tensor, "b p"]) -> Curvature:
     """The first two derivatives of log Z of independent patches."""
-    gamma, _, A = (likelihood or patches(bag)).curvature(mu[bag.mask])
+    gamma, _, A = patches(bag).curvature(mu[bag.mask])
     return Curvature(*(spread(bag, x) for x in (gamma, A.diagonal, A.left, A.right)))
 
 
-def mean_direct(bag: Bag, at: Optimum, likelihood: OfPatches | None = None) -> Float[Tensor, "b p"]:
+def mean_direct(bag: Bag, at: Optimum) -> Float[Tensor, "b p"]:
     """mu_b at the maximum of the bound without bag b: J is the Hessian of minus the bound."""
     mu = at.c + bag.H @ at.w
-    bent = curvature(bag, mu, likelihood)
+    return mu - taken_out(bag, at, curvature(bag, mu))
+
+
+def taken_out(bag: Bag, at: Optimum, bent: Curvature) -> Float[Tensor, "b p"]:
+    """What mu_b loses with bag b, by one Newton step."""
     G = bag.H @ at.J_inverse @ bag.H.mT
     # mu_-b = mu - H (J - H'A H)^-1 H'gamma = mu - (I - G A)^-1 G gamma
     plain = (G @ bent.gamma[..., None])[..., 0]
-    return mu - shortened(solve(_eye(G) - bent.times(G), plain), plain)
+    return shortened(solve(_eye(G) - bent.times(G), plain), plain)
 
 
 def shortened(step: Float[Tensor, "b p"], plain: Float[Tensor, "b p"]) -> Float[Tensor, "b p"]:
