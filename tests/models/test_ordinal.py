@@ -69,7 +69,8 @@ def test_probabilities_are_those_of_explicit_orthants(model, bags, inducing):
     found = model.predict_proba(bags)
     assert found.shape == (len(bags), 4)
     np.testing.assert_allclose(found.sum(1), 1, atol=1e-12)
-    for p, n, (K, W, S) in zip(found, SIZES, parts(bags, inducing)):
+    some = [b for b, n in enumerate(SIZES) if n <= 3]
+    for p, n, (K, W, S) in zip(found[some], bags.sizes[some], parts(bags[some], inducing)):
         V = K - W @ W.T + W @ R_inverse @ W.T
         mu, cov = MEAN + S @ W @ w, S + S @ V @ S + TAU**2
         # exact for one patch; expectation propagation for more
@@ -232,7 +233,7 @@ def test_cut_points_are_found_again(drawn, monkeypatch):
 def test_settings_are_learned_with_them(drawn):
     bags, y = drawn
     bags, y = bags[:50], np.minimum(y[:50], 2)
-    given = LINEAR | {"mean": -1.0, "coupling": 0, "n_inducing": 2}
+    given = LINEAR | {"mean": -1.0, "coupling": 0, "slide_effect": 0, "n_inducing": 2}
     learned = OrdinalMIL(**given, tuning_budget=6).fit(bags, y)
     assert len(learned.cut_points_) == 2 and learned.tuning_trace_
     guess = np.bincount(y) / len(y)
