@@ -70,6 +70,7 @@ PUBLIC = [
     "Bags",
     "MaxPoolMIL",
     "MeanPoolMIL",
+    "OrdinalMIL",
     "PseudoLabelMIL",
     "VGPMIL",
     "VGPMILPR",

@@ -20,8 +20,16 @@ SETTINGS = {
     "MeanPoolMIL": NETWORK,
     "MaxPoolMIL": NETWORK,
     "PseudoLabelMIL": {},
+    "OrdinalMIL": {"n_inducing": 12, "coupling": 0.5},
+    "OrdinalAttentionMIL": NETWORK,
+    "OrdinalMeanPoolMIL": NETWORK,
 }
-SILENT = ("AttentionMIL", "MeanPoolMIL")  # of instances
+SILENT = (
+    "AttentionMIL",
+    "MeanPoolMIL",
+    "OrdinalAttentionMIL",
+    "OrdinalMeanPoolMIL",
+)  # of instances
 each = pytest.mark.parametrize("model_class", MODELS, ids=lambda cls: cls.__name__)
 
 

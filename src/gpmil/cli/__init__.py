@@ -134,6 +134,7 @@ def _fit(
     source: options.Source,
     cache: options.Cache = None,
     model: options.ModelName = "VGPMILPRI",
+    task: options.Task = "binary",
     config: options.ConfigFile = None,
     rate: options.Rate = 0.1,
     alpha: options.Alpha = 0.1,
@@ -149,6 +150,7 @@ def _fit(
         return fit.repeat(config, out, cache)
     asked = PredictionOptions(rate, alpha, interval_patches, batch)
     taught = source.patch_labels is not None
+    model = settings.model_for(task, model)
     built = settings.build_model(model, ctx.meta[settings.SETTINGS], taught)
     return fit.run(source, asked, out, built, cache)
 

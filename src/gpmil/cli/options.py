@@ -87,6 +87,10 @@ Cache = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="Folder to write; an earlier run there is replaced.")]
 ModelName = Annotated[str, typer.Option("--model", help="The class of the model.")]
+Task = Annotated[
+    str,
+    typer.Option(help="binary, or ordinal: OrdinalMIL, with --grades benign,3,4,5 in their order."),
+]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="config.json of a run, to be repeated exactly.")
 ]

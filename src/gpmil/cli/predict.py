@@ -21,6 +21,7 @@ from gpmil.models import BagClassifier, load
 from gpmil.models.fitted import FittedGP
 from gpmil.runs.data_card import placement
 from gpmil.runs.files import CARD, METRICS, PREDICTIONS, read_config, read_predictions, read_table
+from gpmil.runs.grades import write_grades
 from gpmil.runs.judge import judge_run
 from gpmil.runs.naming import NO_CALLS
 from gpmil.runs.page import write as write_report
@@ -128,8 +129,7 @@ def run(
     config = run_config("predict", options, card, bags, lines, cache, before)
     if before is not None:
         _require_same_model(before["model"], card, place)
-    note = " ".join(filter(None, [wrong, _seen(place, bags)]))
-    noted = {"note": note} if note else {}
+    noted = _noted(wrong, _seen(place, bags))
     config |= noted | placement(bags)
     if model.cohort_.get("classes"):  # of the probabilities, however these labels are called
         config["classes"] = model.cohort_["classes"]
@@ -142,6 +142,7 @@ def run(
             calls = _fitted(own) == _fitted(model)
             units += predict_in_batches(space, own, bags, asked, step, name, calls)
         step("writing")
+        write_grades(space, model, bags)
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         table = read_predictions(space.folder)
         if list(models) == [""]:
@@ -157,6 +158,11 @@ def _require_same_model(before: Mapping[str, Any], now: Mapping[str, Any], place
     # Earlier versions noted less of the model.
     if any(now.get(name) != value for name, value in before.items()):
         raise ValueError(f"{place} is not the model of the run to be repeated: it has changed.")
+
+
+def _noted(*words: str) -> dict[str, str]:
+    note = " ".join(filter(None, words))
+    return {"note": note} if note else {}
 
 
 def _seen(place: Path, bags: Bags) -> str:

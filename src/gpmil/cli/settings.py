@@ -49,6 +49,21 @@ def separate(args: Sequence[str], own: set[str]) -> tuple[list[str], dict[str, s
     return rest, found
 
 
+def model_for(task: str, model: str) -> str:
+    """The class that a task asks for.
+
+    >>> model_for("ordinal", "VGPMILPRI"), model_for("binary", "VGPMIL")
+    ('OrdinalMIL', 'VGPMIL')
+    """
+    if task not in ("binary", "ordinal"):
+        raise ValueError(f"--task must be binary or ordinal; got {task!r}.")
+    if task == "ordinal" and model == "VGPMILPRI":  # the default
+        return "OrdinalMIL"
+    if task == "ordinal" and not model.startswith("Ordinal"):
+        raise ValueError(f"--task ordinal is for OrdinalMIL; got --model {model}. Leave one out.")
+    return model
+
+
 def build_model(
     name: str, given: Mapping[str, str | None], patch_labels: bool = False
 ) -> "BagClassifier":

@@ -50,6 +50,7 @@ from gpmil.data.checks import UNKNOWN
 from gpmil.data.folds import codes
 from gpmil.decide import intervals
 from gpmil.decide.estimates import COUNTED, NARROW, Estimate, bootstrap, with_exact_intervals
+from gpmil.decide.grade_metrics import confusion, grade_metrics
 from gpmil.decide.measures import (
     Binning,
     Rows,
@@ -93,7 +94,9 @@ __all__ = [
     "Weights",
     "bag_metrics",
     "calibration_error",
+    "confusion",
     "false_discovery_rate",
+    "grade_metrics",
     "patch_metrics",
     "reliability_curve",
     "table",

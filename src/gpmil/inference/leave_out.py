@@ -119,14 +119,17 @@ class Curvature(NamedTuple):
         return out
 
 
-def patches(bag: Bag) -> IndependentPatches | PatchesWithEffect | TaughtPatches:
-    """The likelihood of the instances, one bag after the other."""
+def group_of(bag: Bag) -> Group:
+    """The instances as a likelihood is told of them, one bag after the other."""
     deviation, offsets = flat(bag, bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt())
     rows = slice(0, len(deviation))
     known = None if bag.known is None else bag.known[bag.mask]
-    return taught.patches(
-        Group(deviation, offsets, bag.positive, None, rows, effect=bag.effect, known=known)
-    )
+    return Group(deviation, offsets, bag.positive, None, rows, effect=bag.effect, known=known)
+
+
+def patches(bag: Bag) -> IndependentPatches | PatchesWithEffect | TaughtPatches:
+    """The likelihood of the instances, one bag after the other."""
+    return taught.patches(group_of(bag))
 
 
 def curvature(bag: Bag, mu: Float[Tensor, "b p"]) -> Curvature:
@@ -151,11 +154,15 @@ def gammas(bag: Bag, mu: Float[Tensor, "k b p"]) -> Float[Tensor, "k b p"]:
 def mean_direct(bag: Bag, at: Optimum) -> Float[Tensor, "b p"]:
     """mu_b at the maximum of the bound without bag b: J is the Hessian of minus the bound."""
     mu = at.c + bag.H @ at.w
-    bent = curvature(bag, mu)
+    return mu - taken_out(bag, at, curvature(bag, mu))
+
+
+def taken_out(bag: Bag, at: Optimum, bent: Curvature) -> Float[Tensor, "b p"]:
+    """What mu_b loses with bag b, by one Newton step."""
     G = bag.H @ at.J_inverse @ bag.H.mT
     # mu_-b = mu - H (J - H'A H)^-1 H'gamma = mu - (I - G A)^-1 G gamma
     plain = (G @ bent.gamma[..., None])[..., 0]
-    return mu - shortened(solve(_eye(G) - bent.times(G), plain), plain)
+    return shortened(solve(_eye(G) - bent.times(G), plain), plain)
 
 
 def shortened(step: Float[Tensor, "b p"], plain: Float[Tensor, "b p"]) -> Float[Tensor, "b p"]:

@@ -5,6 +5,8 @@ import os
 from gpmil.files import persistence
 from gpmil.models.attention import AttentionMIL
 from gpmil.models.base import BagClassifier, InstancePredictions
+from gpmil.models.ordinal import OrdinalMIL
+from gpmil.models.ordinal_networks import OrdinalAttentionMIL, OrdinalMeanPoolMIL
 from gpmil.models.pooling import MaxPoolMIL, MeanPoolMIL
 from gpmil.models.pseudo_label import PseudoLabelMIL
 from gpmil.models.saved_checks import Damaged
@@ -21,12 +23,18 @@ __all__ = [
     "InstancePredictions",
     "MaxPoolMIL",
     "MeanPoolMIL",
+    "OrdinalAttentionMIL",
+    "OrdinalMIL",
+    "OrdinalMeanPoolMIL",
     "PseudoLabelMIL",
     "load",
     "paper_settings",
 ]
 
-MODELS = (VGPMIL, VGPMILPR, VGPMILPRI, AttentionMIL, MeanPoolMIL, MaxPoolMIL, PseudoLabelMIL)
+MODELS = (
+    *(VGPMIL, VGPMILPR, VGPMILPRI, AttentionMIL, MeanPoolMIL, MaxPoolMIL, PseudoLabelMIL),
+    *(OrdinalMIL, OrdinalAttentionMIL, OrdinalMeanPoolMIL),
+)
 CLASSES = {cls.__name__: cls for cls in MODELS}
 
 

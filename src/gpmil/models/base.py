@@ -72,10 +72,11 @@ class Predictions:
     log_proba_negative: Float[np.ndarray, " B"]  # the model's own, before any calibration
     error: Float[np.ndarray, " B"]  # of log_proba_negative
     log_odds: Float[np.ndarray, " B"]  # as decision_function
-    proba: Float[np.ndarray, "B 2"]  # as predict_proba
+    proba: Float[np.ndarray, "B 2"]  # as predict_proba; of grades: the lowest, and above it
     instances: InstancePredictions | None  # None: the model has no probability for an instance
     interval: Float[np.ndarray, "B 2"]  # of proba[:, 1]; nan where not asked for, or not known
     novelty: Float[np.ndarray, " B"] | None = None  # above 1: beyond the training slides; or nan
+    grade_proba: Float[np.ndarray, "B K"] | None = None  # as predict_proba of a model of grades
 
 
 OPTIONAL = ("p_value", "flagged", "doubt", "unlike", "novelty")

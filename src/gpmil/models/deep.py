@@ -55,6 +55,7 @@ class DeepMIL(NetworkSettings, SavedModel):
     """A neural model of bags; a subclass names its network."""
 
     network_class: type[Network]
+    training_class: type[Training] = Training
     architecture_: dict[str, Any]  # arguments of the network
     weights_: dict[str, np.ndarray]
     history_: list[dict[str, Any]]
@@ -67,6 +68,10 @@ class DeepMIL(NetworkSettings, SavedModel):
     def _architecture(self, bags: Bags) -> dict[str, Any]:
         """Arguments of the network, for the bags to be fitted."""
         return {"hidden_dim": int(self.hidden_dim), "dropout": float(self.dropout)}
+
+    def _targets(self, labels: np.ndarray) -> np.ndarray:
+        """What a bag is to be trained to: its label, 0 or 1."""
+        return labels
 
     def _graphs(self, bags: Bags, device: torch.device, training: bool) -> Any:
         """Neighbour graphs for the batches; None for a network that uses none."""
@@ -94,10 +99,10 @@ class DeepMIL(NetworkSettings, SavedModel):
 
         network = self._network(int(seeds[1])).to(device, dtype)
         network.random = torch.Generator(device).manual_seed(int(seeds[2]))
-        run = Training(
+        run = self.training_class(
             self._source(bags, dtype, device, training=True),
-            torch.from_numpy(labels).to(device, dtype),
-            self._bag_weights(labels, training).to(device, dtype),
+            torch.from_numpy(self._targets(labels)).to(device, dtype),
+            self._bag_weights(self._targets(labels), training).to(device, dtype),
             float(self.learning_rate),
             float(self.weight_decay),
             int(self.max_epochs),
@@ -124,7 +129,8 @@ class DeepMIL(NetworkSettings, SavedModel):
         if self.class_weight is None:
             return torch.ones(len(labels), dtype=torch.float64)
         # n / (2 n_y): both classes weigh the same, a bag weighs one on average
-        weights = len(training) / (2 * np.bincount(labels[training], minlength=2))
+        counts = np.bincount(labels[training], minlength=2)
+        weights = len(training) / (len(counts) * np.maximum(counts, 1))
         return torch.from_numpy(weights[labels])
 
     def _source(

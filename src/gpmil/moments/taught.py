@@ -24,7 +24,7 @@ below zero, which slide_effect.py has; with r = Q / Z
 and only where digits would cancel, Q being nearly Q_L, z(s) is summed itself.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -222,7 +222,7 @@ def summed(lesson: Lesson, tau: Float[Tensor, ""], full: bool = True) -> Taught:
         gamma, curvature, pull = (x[0] for x in at[3:])
         return Taught(at.log_z[0], gamma, curvature, gamma[:, None][:, :0], pull[:, None])
     with torch.no_grad():
-        still = Lesson(lesson.patches.detach(), lesson.side)
+        still = replace(lesson, patches=lesson.patches.detach())
         nodes = effect_nodes.find(
             still.patches, tau.detach(), lambda _, s: AtEffect(*(x[0] for x in still.at(s[None])))
         )

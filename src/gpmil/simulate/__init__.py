@@ -27,15 +27,18 @@ from gpmil.simulate.cohorts import (
     slide,
     stream,
 )
+from gpmil.simulate.grades import GradedCohort, graded_cohort
 from gpmil.simulate.settings import Settings
 
 __all__ = [
     "DISTINCT",
+    "GradedCohort",
     "Population",
     "Settings",
     "Slide",
     "cohort",
     "demonstration",
+    "graded_cohort",
     "panda_like",
     "population",
     "sicapv2_like",

@@ -66,8 +66,12 @@ def draw_features(
     lesion: Bool[np.ndarray, " n"],
     shift: Float[np.ndarray, " q"],
     population: Population,
+    more: Float[np.ndarray, "n q"] | None = None,
 ) -> Float32[np.ndarray, "n d"]:
-    """relu(base + (type mean + slide shift + texture + grain [+ field effect]) E + white noise)."""
+    """relu(base + (type mean + slide shift + texture + grain [+ field effect]) E + white noise).
+
+    `more` is what else moves a patch, such as its grade.
+    """
     p, s = population, population.settings
     # The mimic is rarer than the other benign types.
     benign = p.benign[_types(rng, cells, s.type_length, np.array([0.0, 0.0, 0.0, -1.0]))]
@@ -76,6 +80,8 @@ def draw_features(
     grain = s.grain * rng.standard_normal(texture.shape)
     noise = rng.standard_normal((len(cells), s.n_features), dtype=np.float32)
     latent = np.where(lesion[:, None], malignant, benign) + shift + texture + grain
+    if more is not None:
+        latent += more
     if s.field_effect:
         latent[_touching(cells, lesion)] += s.field_effect * p.cancer
     z = (latent @ p.embedding + p.base).astype(np.float32) + np.float32(s.noise) * noise

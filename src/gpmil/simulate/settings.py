@@ -8,7 +8,7 @@ import numpy as np
 Number = float | int  # run-time type checks tell them apart; 2 is as good as 2.0
 
 # Names of the random streams of one cohort seed (spawn keys, so that they never meet).
-POPULATION, ROSTER, PATIENT, SLIDE = range(4)
+POPULATION, ROSTER, PATIENT, SLIDE, GRADES = range(5)
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:

@@ -1,0 +1,175 @@
+"""How well grades were predicted: weighted kappa, within one grade, calibration per threshold.
+
+Intervals are percentiles of a bootstrap over patients, as in metrics.py, and those of shares exact.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+
+from gpmil.data.folds import codes
+from gpmil.decide import intervals
+from gpmil.decide.estimates import Estimate, bootstrap
+from gpmil.decide.measures import Binning, Weights, rank_measures, ranked_by_score
+from gpmil.decide.metric_inputs import check_settings, finite, patient_numbers
+
+Confusion = Float[np.ndarray, "K K"]  # rows: the true grade, columns: the predicted one
+
+
+def grade_metrics(
+    y: Any,
+    p: Any,
+    *,
+    decision: Any = None,
+    groups: Any = None,
+    n_bootstrap: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+    n_bins: int = 10,
+    binning: Binning = "mass",
+) -> dict[str, Estimate]:
+    """Quadratic weighted kappa, accuracy, within one grade, log loss, calibration per threshold.
+
+    Parameters
+    ----------
+    y : (B,) grades as numbers 0 to K - 1
+    p : (B, K) probabilities P(Y = k)
+    decision : (B,) predicted grades as numbers; by default of least expected quadratic cost
+    groups : (B,) the patient of each bag; by default every bag is one of its own
+    n_bootstrap, level, seed, n_bins, binning : as in `bag_metrics`
+
+    ``calibration_error_k`` is that of P(Y >= k), for k = 1 to K - 1.
+
+    >>> y, p = [0, 1, 2, 2], [[0.8, 0.1, 0.1], [0.2, 0.6, 0.2], [0.1, 0.2, 0.7], [0.1, 0.6, 0.3]]
+    >>> found = grade_metrics(y, p, n_bootstrap=200)
+    >>> round(found["kappa"].value, 3), found["within_one"].value
+    (0.8, 1.0)
+    """
+    p = _probabilities(p)
+    y = _grades(y, "y", *p.shape)
+    n_grades = p.shape[1]
+    said = least_cost(p) if decision is None else _grades(decision, "decision", *p.shape)
+    check_settings(n_bootstrap, level, seed, n_bins, binning)
+    unit = np.arange(len(y)) if groups is None else codes(patient_numbers(groups, len(y)))
+    n_units = int(unit.max()) + 1
+    tables = np.zeros((n_units, n_grades, n_grades))
+    np.add.at(tables, (unit, y, said), 1.0)
+    measure = _measure(y, p, unit, tables, n_bins, binning)
+    found = bootstrap(measure, n_units, n_bootstrap, level, seed)
+    return found | _exact_shares(found, tables)
+
+
+def _measure(
+    y: np.ndarray,
+    p: np.ndarray,
+    unit: np.ndarray,
+    tables: np.ndarray,
+    n_bins: int,
+    binning: Binning,
+) -> Callable[[Weights], dict[str, float]]:
+    """Everything, of a resample of the patients."""
+    loss = np.bincount(unit, -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(float).eps)))
+    at_least = p[:, ::-1].cumsum(1)[:, ::-1].clip(0, 1)
+    ranked = {
+        k: ranked_by_score((y >= k).astype(float), at_least[:, k], unit)
+        for k in range(1, p.shape[1])
+    }
+
+    def measure(c: Weights) -> dict[str, float]:
+        table = np.tensordot(c, tables, axes=1)
+        found = agreement(table) | {"log_loss": float(c @ loss / table.sum())}
+        for k, rows in ranked.items():
+            error = rank_measures(rows, c, n_bins, binning)["calibration_error"]
+            found[f"calibration_error_{k}"] = error
+        return found
+
+    return measure
+
+
+def _exact_shares(found: dict[str, Estimate], tables: np.ndarray) -> dict[str, Estimate]:
+    """Shares of bags with the interval of as many as theirs are worth."""
+    rows, apart = tables.sum((1, 2)), _apart(tables.shape[1])
+    if len(rows) < 2:
+        return {}
+    out = {}
+    for name, most in (("accuracy", 0), ("within_one", 1)):
+        one = found[name]
+        low, high = intervals.share((tables * (apart <= most)).sum((1, 2)), rows, one.level)
+        out[name] = Estimate(one.value, low, high, one.level, one.n, 0)
+    return out
+
+
+def agreement(table: Confusion) -> dict[str, float]:
+    """Quadratic weighted kappa, accuracy, and the share within one grade, of a confusion matrix.
+
+    >>> agreement(np.array([[2.0, 0], [1, 1]]))["kappa"]
+    0.5
+    """
+    n, apart = table.sum(), _apart(len(table))
+    # 1 - observed / expected disagreement, w_ij = (i - j)^2
+    expected = (apart**2 * np.outer(table.sum(1), table.sum(0))).sum() / n
+    kappa = 1 - float((apart**2 * table).sum() / expected) if expected else math.nan
+    return {
+        "kappa": kappa,
+        "accuracy": float(np.trace(table) / n),
+        "within_one": float(table[apart <= 1].sum() / n),
+    }
+
+
+def _apart(n_grades: int) -> Int[np.ndarray, "K K"]:
+    k = np.arange(n_grades)
+    return np.abs(k[:, None] - k)
+
+
+def least_cost(p: Float[np.ndarray, "B K"]) -> Int[np.ndarray, " B"]:
+    """The grade of least expected quadratic cost.
+
+    >>> least_cost(np.array([[0.5, 0.1, 0.4]]))
+    array([1])
+    """
+    # sum_k P(Y = k) (k - j)^2 of every answer j
+    return (p @ np.square(_apart(p.shape[1]))).argmin(1)
+
+
+def confusion(y: Any, decision: Any, grades: Any) -> pd.DataFrame:
+    """Bags by true grade (rows) and predicted grade (columns); `grades` are their names, in order.
+
+    >>> confusion([0, 1, 1], [0, 1, 0], ["benign", "3"]).to_numpy()
+    array([[1, 0],
+           [1, 1]])
+    """
+    names = [str(g) for g in grades]
+    true = _grades(y, "y", len(np.asarray(y)), len(names))
+    said = _grades(decision, "decision", len(true), len(names))
+    table = np.zeros((len(names), len(names)), dtype=np.int64)
+    np.add.at(table, (true, said), 1)
+    return pd.DataFrame(table, pd.Index(names, name="true"), pd.Index(names, name="predicted"))
+
+
+# --- What is given, checked -----------------------------------------------------------------------
+def _probabilities(p: Any) -> Float[np.ndarray, "B K"]:
+    found = np.asarray(p, dtype=np.float64) if np.ndim(p) == 2 else np.zeros(0)
+    if found.ndim != 2 or found.shape[1] < 2 or not len(found):
+        raise ValueError(
+            f"p: expected (bags, grades) probabilities of two grades or more, found shape "
+            f"{np.shape(p)}. They are what OrdinalMIL.predict_proba gives."
+        )
+    if not ((found >= 0) & (found <= 1)).all() or np.abs(found.sum(1) - 1).max() > 1e-6:
+        raise ValueError("p: expected probabilities that sum to 1 in every row.")
+    return found
+
+
+def _grades(values: Any, name: str, n: int, n_grades: int) -> Int[np.ndarray, " B"]:
+    found = finite(values, name, n, "bag")
+    whole = found.astype(np.int64)
+    if (whole != found).any() or whole.min() < 0 or whole.max() >= n_grades:
+        raise ValueError(
+            f"{name}: expected grades as numbers 0 to {n_grades - 1}, found "
+            f"{sorted(set(found.tolist()))[:10]}. Names become numbers by their place among the "
+            "grades."
+        )
+    return whole

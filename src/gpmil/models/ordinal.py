@@ -1,0 +1,321 @@
+"""OrdinalMIL: slides with grades. A slide is as bad as its worst patch.
+
+One process and cut points b_1 = 0 < b_2 < ... < b_K-1: a patch has the grade #{k : m_i > b_k}, a
+slide the largest of its patches, P(Y <= k) = P(all m_i < b_k+1). Two grades are VGPMILPRI.
+"""
+
+import copy
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from gpmil.data.bags import Bags
+from gpmil.distributed import WholeCohort
+from gpmil.files.persistence import ARRAYS as FILE
+from gpmil.inference import leave_grades
+from gpmil.inference import solvers as inference
+from gpmil.inference.leave_grades import Grades
+from gpmil.models import graded_areas, learned_grades
+from gpmil.models.base import (
+    InstancePredictions,
+    resolve_device,
+)
+from gpmil.models.checks import count, is_word, share
+from gpmil.models.cross_fit import CrossFit, Marks
+from gpmil.models.graded import GradedClassifier, differences, with_grades
+from gpmil.models.graded_areas import GradeAreas
+from gpmil.models.graded_instances import GradedInstances
+from gpmil.models.learning import thinned_rows
+from gpmil.models.saved import Arrays, Card
+from gpmil.models.saved_checks import Array, Damaged, Symbols
+from gpmil.models.sparse import TrainingCohort
+from gpmil.models.vgpmil_pr import VGPMILPRI
+from gpmil.process.sparse_gp import SparseGP, joint
+
+logger = logging.getLogger("gpmil")
+MOST_AREA = 6000  # patches of a slide whose grades are drawn together
+NEEDED = 3  # bags of a grade from which a cut point is learned
+ONLY = {  # of the settings of VGPMILPRI, what is known for grades
+    "solver": "direct",
+    "moments": "diagonal",
+    "instance_labels": "ignore",
+    "optimize": (),
+    "calibrated": False,
+    "aim": "equal odds",
+}
+
+
+class GradedGP(GradedClassifier, VGPMILPRI):
+    """A model of two to eight grades: how it is fitted, and what it says of bags."""
+
+    PLACEMENTS: ClassVar[tuple[str, ...]] = ("kmeans",)
+    ARRAYS: ClassVar[dict[str, Array]] = {
+        **with_grades(VGPMILPRI.ARRAYS),
+        "cut_points_": Array(("cuts",), "finite"),
+    }
+
+    cut_points_: Float[np.ndarray, " k"]  # b_1 = 0, b_2, ...
+    cut_points: Any
+
+    # --- Fit ----------------------------------------------------------------------------------
+
+    def fit(self, bags, y=None, *, client=None, group=None):
+        """Fit q(u) to graded bags; y, a grade per bag, wins over `bags.labels` (0 and 1)."""
+        if client is not None or group is not None:
+            raise ValueError(
+                f"{type(self).__name__} needs all bags in one place: fit with neither client nor "
+                "group."
+            )
+        return super().fit(bags, y)
+
+    def _check_grades(self, n_grades: int) -> None:
+        self._check_cut_points(n_grades)
+
+    def _find_settings(
+        self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
+    ) -> None:
+        """Settings from "above the lowest grade", then cut points."""
+        self.cut_points_ = np.zeros(1)
+        super()._find_settings(cohort, labels, device)
+        if not is_word(self.cut_points, "auto"):
+            self.cut_points_ = np.array(self.cut_points, dtype=np.float64)
+        elif len(self.classes_) > 2:
+            self._learn_cut_points(cohort, labels, device)
+
+    def _learn_cut_points(
+        self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
+    ) -> None:
+        """Cut points, and again what is "auto" of the settings, from grades of bags left out."""
+        assert isinstance(cohort, WholeCohort)
+        few = self.grade_counts_[self.grade_counts_ > 0].min()
+        if few < NEEDED:
+            raise ValueError(
+                f"learning cut points needs {NEEDED} bags of every grade, "
+                f"{NEEDED * len(self.classes_)} in all; found "
+                f"{dict(zip(self.classes_.tolist(), self.grade_counts_.tolist()))}. "
+                "Join grades, add bags, or give cut_points as numbers."
+            )
+        chosen = learned_grades.sample(self._codes, self._seed())
+        bags, labels, codes = cohort.bags[chosen], labels[chosen], self._codes[chosen]
+        rows = thinned_rows(bags, lambda some: self._first_look(some, labels))
+        some = WholeCohort(learned_grades.thinned(bags, rows), device, labels)
+        search = learned_grades.Search(self, some, codes, device)
+        names = self._learned_names()
+        found, score = learned_grades.learn(
+            search, names, len(self.classes_), int(self.tuning_budget)
+        )
+        for name in ("cut_points_", *(f"{name}_" for name in learned_grades.NAMES)):
+            setattr(self, name, getattr(found, name))
+        self.loo_log_likelihood_ = score
+
+    def _problem(self, gp: SparseGP, cohort: TrainingCohort) -> inference.Problem:
+        found = super()._problem(gp, cohort)
+        if len(self.cut_points_) == 1 or not isinstance(cohort, WholeCohort):
+            return found
+        return self._known_grades(cohort).problem(found)
+
+    def _known_grades(self, cohort: WholeCohort) -> Grades:
+        return Grades(self._codes, cohort.bags.offsets, self.cut_points_)
+
+    def _fit_to(self, cohort: TrainingCohort, y: Any, device: torch.device) -> None:
+        super()._fit_to(cohort, y, device)
+        del self._codes
+
+    def _left_out(
+        self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], problem: inference.Problem,
+        w: Float[torch.Tensor, " M"],
+    ) -> Float[np.ndarray, " B"] | None:  # fmt: skip
+        if len(self.cut_points_) == 1 or not isinstance(cohort, WholeCohort):
+            return super()._left_out(cohort, labels, problem, w)
+        padded, known = cohort.partition.padded(), self._known_grades(cohort)
+        return leave_grades.leave_one_bag_out(problem, padded, w, known)
+
+    def _keep_operating_point(
+        self, left_out: Any, cross_fit: CrossFit | None, labels: Any, groups: Any
+    ) -> None:
+        """What is left out is a grade: it says nothing of a threshold on P(above the lowest)."""
+        known = left_out if len(self.cut_points_) == 1 else None
+        super()._keep_operating_point(known, cross_fit, labels, groups)
+
+    def _first_look(self, bags: Bags, labels: np.ndarray) -> Float[np.ndarray, " N"]:
+        return super(GradedGP, self._of_two_grades())._first_look(bags, labels)
+
+    def _of_two_grades(self) -> "GradedGP":
+        """The same for labels 0 and 1: whether a bag is above the lowest grade."""
+        binary = copy.copy(self)
+        binary.grades, binary.cut_points = None, (0.0,)
+        return binary
+
+    def with_settings_fixed(self) -> VGPMILPRI:
+        """A new model of "above the lowest grade", labels 0 and 1, at the settings learned here."""
+        return super().with_settings_fixed().set_params(grades=None, cut_points=(0.0,))
+
+    def update(self, bags, y=None, *, cross_fit=True):
+        """Refused: labels of patches are not known to a model of grades."""
+        raise ValueError(
+            f"{type(self).__name__} knows instance_labels='ignore' alone: labels of patches teach "
+            "VGPMILPRI, fitted to 'above the lowest grade'."
+        )
+
+    # --- Every bag left out -------------------------------------------------------------------
+
+    def leave_one_bag_out(self, bags, y=None) -> Float[np.ndarray, " B"]:
+        """log P(Y_b = its grade) of every training bag under the fit without it, from this fit.
+
+        `bags` and y are those the model was fitted on. Bag b is taken out by one Newton step of
+        the problem without it; inducing points, settings and cut points stay.
+        """
+        return super().leave_one_bag_out(bags, y)
+
+    def _leave_out(self, bags, y, patients: bool) -> Float[np.ndarray, " B"]:
+        if len(self.cut_points_) == 1:
+            return super()._leave_out(bags, y, patients)
+        if patients:
+            raise ValueError("grades are left out bag by bag: use leave_one_bag_out.")
+        with torch.no_grad():
+            cohort, problem, w = self._fitted_problem(bags, y)
+            known = Grades(self._graded(bags, y).codes, bags.offsets, self.cut_points_)
+            return leave_grades.leave_one_bag_out(problem, cohort.partition.padded(), w, known)
+
+    def _fitted_problem(self, bags, y):
+        codes = self._graded(self._check_predictable(bags), y).codes
+        asked = copy.copy(self)
+        asked._codes = codes
+        return super(GradedGP, asked)._fitted_problem(bags, (codes > 0).astype(np.int64))
+
+    # --- Predictions --------------------------------------------------------------------------
+
+    def log_proba_at_most(self, bags) -> tuple[Float[np.ndarray, "B k"], Float[np.ndarray, "B k"]]:
+        """log P(Y <= 0), ..., log P(Y <= K - 2) of each bag, and estimates of their errors."""
+        bags, device = self._check_predictable(bags), resolve_device(self.device)
+        with torch.no_grad():
+            predictor = self._predictor(device)
+        # P(all m < b) is the orthant at means less b
+        moved = [replace(predictor, c=predictor.c - float(cut)) for cut in self.cut_points_]
+        log_p, error = zip(*(self._slides(bags, device, one)[:2] for one in moved))
+        # each has its own small error, and may not fall below the one before for that
+        return np.maximum.accumulate(np.stack(log_p, 1), axis=1), np.stack(error, 1)
+
+    def predict_proba(self, bags) -> Float[np.ndarray, "B K"]:
+        """P(Y = k) of each bag and grade; never exactly 0 or 1 by rounding."""
+        log_p = self.log_proba_at_most(bags)[0]
+        log_p[:, 0] = self._calibrate(log_p[:, 0])
+        return differences(log_p)
+
+    def predict_areas(self, bags, *, level: float = 0.9, n_draws: int = 400) -> GradeAreas:
+        """Of each bag the share of its patches of every grade, expected, with an interval.
+
+        From draws of all patches of a slide together (seeded), given what the model has learned,
+        not the slide's label. Patterns by area are a rule on top: `GradeAreas.patterns`, `isup`.
+        """
+        bags, device = self._check_predictable(bags), resolve_device(self.device)
+        share("level", level)
+        count("n_draws", n_draws, least=20)
+        graded_areas.refuse_large(bags.sizes, MOST_AREA)
+        every, strength = np.ones(len(bags), dtype=bool), self._predict_strength(bags)
+        cuts = torch.from_numpy(self.cut_points_).to(device)
+        found: list[Any] = [None] * len(bags)
+        with torch.no_grad():
+            predictor = self._predictor(device)
+            for part, x in self._dense(bags, every, strength, device):
+                mu, S = joint(predictor, part.sigma, part.pad(x), part.mask)
+                for b, own_mu, own_S, mask in zip(part.bags, mu, S, part.mask):
+                    noise = graded_areas.standard_normal(int(mask.sum()), int(n_draws), int(b))
+                    own = own_mu[mask], own_S[mask][:, mask], cuts, torch.from_numpy(noise).to(mu)
+                    found[b] = graded_areas.drawn_shares(*own).cpu().numpy()
+        parts = graded_areas.summary(found, level)
+        return GradeAreas(*parts, level, self.classes_, bags)
+
+    def predict(self, bags) -> np.ndarray:
+        """The grade of each bag, as a value of `classes_`; see `cost`."""
+        if len(self.cut_points_) == 1:
+            return VGPMILPRI.predict(self, bags)
+        return super().predict(bags)
+
+    def _marked(self, found: InstancePredictions, marks: Marks) -> InstancePredictions:
+        known = GradedInstances.of(found, self.cut_points_, self.classes_)
+        return super()._marked(known, marks)
+
+    # --- Settings, and a folder ---------------------------------------------------------------
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        self._check_grade_settings()
+        for name, only in ONLY.items():
+            value = getattr(self, name)
+            if value != only:
+                raise ValueError(
+                    f"{type(self).__name__} knows {name}={only!r} alone, got {value!r}: leave it "
+                    "out, or fit VGPMILPRI to 'above the lowest grade'."
+                )
+        if not is_word(self.cut_points, "auto"):
+            self._check_cut_points(None)
+
+    def _check_cut_points(self, n_grades: int | None) -> None:
+        """Rising numbers from 0 on, one less than there are grades."""
+        if is_word(self.cut_points, "auto"):
+            return
+        try:
+            cuts = np.array(self.cut_points, dtype=np.float64)
+        except (TypeError, ValueError):
+            cuts = np.array(np.nan)
+        good = cuts.ndim == 1 and len(cuts) > 0 and np.isfinite(cuts).all()
+        if not good or cuts[0] != 0 or (np.diff(cuts) <= 0).any():
+            raise ValueError(
+                "cut_points must be 'auto' or rising numbers, the first one 0, as in [0, 1.5, 3]; "
+                f"got {self.cut_points!r:.80}."
+            )
+        if n_grades is not None and len(cuts) != n_grades - 1:
+            raise ValueError(
+                f"{n_grades} grades need {n_grades - 1} cut points, got {len(cuts)}: "
+                f"{self.cut_points!r:.80}. Name all grades with grades=, or use 'auto'."
+            )
+
+    def _restore(self, arrays: Arrays, card: Card, sizes: Symbols) -> None:
+        cuts, counts = self.cut_points_, self.grade_counts_
+        if not len(cuts) or cuts[0] != 0 or (np.diff(cuts) <= 0).any():
+            raise Damaged(f"{FILE}: cut_points_: expected rising numbers from 0 on, found {cuts}")
+        if len(counts) != len(cuts) + 1:
+            raise Damaged(f"{FILE}: grade_counts_: expected {len(cuts) + 1} counts")
+        self._restore_grades()
+        super()._restore(arrays, card, sizes)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class OrdinalMIL(GradedGP):
+    """Gaussian-process MIL for grades: a slide has the grade of its worst patch.
+
+    Parameters
+    ----------
+    grades : list of names, the lowest first, or None
+        The grades, two to eight; None: the labels are 0, 1, ..., K - 1. The lowest one is the
+        negative class of `predict_instances`, `log_proba_negative` and p-values.
+    cut_points : "auto" or K - 1 rising numbers, the first 0
+        Where one grade of a patch ends and the next begins, on the scale of m. "auto": learned from
+        bags left out, after the settings, which are learned from "above the lowest grade".
+    cost : "quadratic" or "mode"
+        What `predict` calls: the grade of least expected quadratic cost, or the likeliest one.
+    **others
+        As `VGPMILPRI`; only solver="direct" and moments="diagonal", and neither labels of patches,
+        inducing="lesions", `optimize` nor `calibrated`.
+
+    Examples
+    --------
+    >>> import numpy as np, gpmil
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.arange(24) % 3
+    >>> x = [rng.normal(size=(6, 3)) + 3 * k * (np.arange(6) < 2)[:, None] for k in y]
+    >>> model = gpmil.OrdinalMIL(
+    ...     variance=20, lengthscale=4, mean=-3, cut_points=[0, 3], n_inducing=20, random_state=0
+    ... ).fit(gpmil.Bags.from_arrays(x), y)
+    >>> model.predict_proba(gpmil.Bags.from_arrays(x)).shape
+    (24, 3)
+    """
+
+    grades: Any = None
+    cut_points: Any = "auto"
+    cost: Any = "quadratic"

@@ -1,0 +1,67 @@
+"""Grades from the command line to the files."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import invoke, ran, write_table
+
+import gpmil
+
+GIVEN = ["--variance", "2.3", "--lengthscale", "1.9", "--mean", "-1.7", "--coupling", "0.6"]
+GIVEN += ["--n-inducing", "12", "--interval-patches", "0"]
+ORDINAL = ["--task", "ordinal", "--grades", "benign,3,4"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("cli-grades")
+    data = write_table(place / "own.csv")
+    words = ["benign", "3", "Benign", "4"] * 5
+    table = pd.DataFrame({"slide": [f"s{b:02d}" for b in range(18)], "label": words[:18]})
+    table.to_csv(place / "labels.csv", index=False)
+    source = [data, "--labels", place / "labels.csv", *GIVEN]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpmil.cli.fit.write_report", lambda folder: None)
+        patch.setattr("gpmil.cli.predict.write_report", lambda folder: None)
+        ran("fit", *source, "--out", place / "fit", *ORDINAL, "--cut-points", "0,1.5")
+        ran("predict", place / "fit", data, "--out", place / "new", "--interval-patches", "0")
+    return place
+
+
+def test_every_slide_has_a_probability_per_grade(place):
+    table = pd.read_csv(place / "fit" / "grades.csv", dtype={"call": str, "grade": str})
+    model, bags = gpmil.load(place / "fit" / "model"), gpmil.read(place / "own.csv")
+    assert model.classes_.tolist() == ["benign", "3", "4"]
+    p = model.predict_proba(bags)
+    np.testing.assert_allclose(table[["P(benign)", "P(3)", "P(4)"]], p, rtol=1e-6)
+    assert table["call"].tolist() == model.predict(bags).tolist()
+    assert table["grade"].str.lower().tolist() == (["benign", "3", "benign", "4"] * 5)[:18]
+    # the probability of a run is that of any grade above the lowest
+    run = pd.read_csv(place / "fit" / "predictions.csv")
+    np.testing.assert_allclose(run["probability"], p[:, 1:].sum(1), rtol=1e-6)
+    new = pd.read_csv(place / "new" / "grades.csv")
+    np.testing.assert_allclose(new["P(4)"], p[:, 2], rtol=1e-6)
+    patches = pd.read_csv(next((place / "new" / "patches").iterdir()))
+    assert {"P(benign)", "P(3)", "P(4)", "expected_grade"} <= set(patches)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--task", "ordinal"], "grades have an order, which nobody said: --grades"),
+        ([*ORDINAL, "--positive", "4"], "--positive and --negative are for two classes"),
+        (["--task", "ordinal", "--grades", "benign,3"], "'4'"),
+        (["--task", "ordinal", "--model", "VGPMIL"], "--task ordinal is for OrdinalMIL"),
+        (["--task", "nominal"], "--task must be binary or ordinal"),
+    ],
+)
+def test_what_is_wrong_is_said(place, options, words):
+    source = [place / "own.csv", "--labels", place / "labels.csv", *GIVEN]
+    found = invoke("fit", *source, "--out", place / "no", *options)
+    assert found.exit_code == 2 and not (place / "no").exists()
+    assert words in " ".join(found.output.split())
+
+
+def test_grades_need_a_table_of_labels(place):
+    found = invoke("fit", place / "own.csv", *GIVEN, "--out", place / "no", *ORDINAL)
+    assert found.exit_code == 2 and not (place / "no").exists()
