@@ -555,7 +555,7 @@ def test_patients_stand_beside_slides(page, place):
     order = (table["probability"] - 0.5).abs().sort_values(kind="stable").index
     names = page.page.locator("#patient-rows th").all_text_contents()
     assert names == table["patient"][order].tolist() and len(names) == 13
-    assert page.page.locator("figure", has_text="Metrics per patient").count() == 1
+    page.page.locator("figure", has_text="Metrics per patient").wait_for()
     row = page.page.locator("#patient-rows tr", has=page.page.locator("th", has_text="patient-3"))
     slides = row.locator("button").all_text_contents()
     assert slides == ["slide-06", "slide-07"]

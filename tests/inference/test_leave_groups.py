@@ -157,7 +157,7 @@ def test_what_groups_add_is_the_whole_condition(bags, Z, moments, effect, monkey
 
 def learner(Z):
     return pri(variance="auto", mean=-1.0, lengthscale=2.0, coupling=0.7, inducing=Z,
-               standardize=False, tuning_budget=7)  # fmt: skip
+               standardize=False, tuning_budget=7, random_state=0)  # fmt: skip
 
 
 def test_learning_leaves_out_patients(bags, Z, caplog):
