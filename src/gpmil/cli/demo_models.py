@@ -158,7 +158,7 @@ def findings(test: Bags, judged: Sequence[JudgedModel], yardstick: dict[str, flo
         f"{0.5 / np.sqrt(len(test)):.2f}, and another seed can change the order of the rows: do "
         "not rank models by one run of this demo.",
         f"The {SUITED} come from the labels of the training slides alone: they make every slide's "
-        f"label likeliest under the fit without that slide. {_learned(judged[0].model)} Against "
+        f"label likeliest under a fit without its fold. {_learned(judged[0].model)} Against "
         f"the {PAPER} (VGPMIL-PR-I): {_changes(paper, best)}. {_verdict(paper, best)}",
         f"Calibration, by five more fits that each leave out a fifth of the training slides: log "
         f"loss of VGPMIL-PR-I with the {SUITED} {best['slide_log_loss_uncalibrated']:.3f} → "
