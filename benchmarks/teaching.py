@@ -63,8 +63,10 @@ def clicked(bags: gpmil.Bags, count: int, seed: int) -> gpmil.Bags:
     return bags.with_instance_labels(known)
 
 
-def one_fold(name: str, data: Path, seed: int, k: int, clicks: tuple, budget: int) -> list[dict]:
-    """Every number of clicks, both ways, on the bags of one fold."""
+def one_fold(
+    name: str, data: Path, seed: int, k: int, clicks: tuple, budget: int, ways: list[str]
+) -> list[dict]:
+    """Every number of clicks, each way, on the bags of one fold."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     bags = cohort(name, data)
@@ -73,7 +75,7 @@ def one_fold(name: str, data: Path, seed: int, k: int, clicks: tuple, budget: in
     model, out = model_of(name, budget).fit(clicked(train, 0, seed)), []
     for count in clicks:
         told = clicked(train, count, 100 * seed + k)
-        for way in WAYS if count else ("kept",):
+        for way in ways if count else ("kept",):
             if way == "again":
                 used = model_of(name, budget, instance_labels="use").fit(told)
             else:
@@ -114,8 +116,10 @@ def summary(found: list[dict], clicks: tuple) -> list[dict]:
     out = []
     for name in dict.fromkeys(r["set"] for r in found):
         for count in clicks:
-            for way in WAYS if count else ("kept",):
+            for way in WAYS:
                 mine = [r for r in found if (r["set"], r["clicks"], r["way"]) == (name, count, way)]
+                if not mine:
+                    continue
                 by_seed = [figures([r for r in mine if r["seed"] == s]) for s in _seeds(mine)]
                 means = {f: float(np.mean([b[f] for b in by_seed])) for f in FIGURES}
                 out.append({"set": name, "clicks": count, "way": way, **means})
@@ -146,6 +150,8 @@ def picture(rows: list[dict], path: Path) -> None:
     for number, name in enumerate(dict.fromkeys(r["set"] for r in rows)):
         for way, style in (("kept", ":"), ("again", "-")):
             mine = [r for r in rows if r["set"] == name and (r["way"] == way or not r["clicks"])]
+            if not any(r["clicks"] for r in mine):
+                continue
             for ax, figure in zip(axes, shown):
                 x, y = [r["clicks"] for r in mine], [r[figure] for r in mine]
                 label = f"{name}, {WAYS[way]}"
@@ -218,6 +224,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--seeds", nargs="+", type=int, default=range(5))
     parser.add_argument("--clicks", nargs="+", type=int, default=CLICKS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--budget", type=int, default=40, help="tuning_budget of every fit")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="where the rows of the table go")
@@ -230,7 +237,7 @@ def main() -> None:
     clicks = tuple(sorted({0, *args.clicks}))
     jobs = [(n, s, k) for s in args.seeds for n in args.sets for k in range(5)]
     parts = Parallel(args.jobs, verbose=5)(
-        delayed(one_fold)(n, args.data, s, k, clicks, args.budget) for n, s, k in jobs
+        delayed(one_fold)(n, args.data, s, k, clicks, args.budget, args.ways) for n, s, k in jobs
     )
     rows = summary([row for part in parts for row in part], clicks)
     print(table(rows))

@@ -96,7 +96,8 @@ def share_of_fixed_point(bag: Bag, at: Optimum, coupled: bool) -> Shares:
     """W'(E - mu), W'(I - D)H and W'H of every bag."""
     mu = at.c + bag.H @ at.w
     if coupled:
-        E, DH = cut_slope(mu, bag.sigma, bag.positive, bag.mask, bag.W, float(bag.effect))
+        cut = (bag.sigma, bag.positive, bag.mask, bag.W, float(bag.effect), bag.known)
+        E, DH = cut_slope(mu, *cut)
     else:
         E, DH = leave_out.diagonal_slope(bag, mu, bag.H)
     n = bag.W.mT @ torch.where(bag.mask, E - mu, 0.0)[..., None]

@@ -21,9 +21,7 @@ from torch import Tensor
 
 from gpmil.inference import leave_groups, leave_out, solvers
 from gpmil.inference.leave_groups import Padded
-from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.solvers import Problem
-from gpmil.moments.coupled import cut_slope
 
 OPTIMAL = 1e-5  # relative residual above which w is no optimum, as after the paper's sweeps
 TOLERANCE, MOST_STEPS = 1e-6, 50  # of the solver without a group
@@ -47,10 +45,8 @@ def leave_one_group_out(
     at, mean = solvers.without_each_bag(problem, w, direct)
     coupled = any(piece.likelihood.moments_are_gradient for piece in problem.chunks)
     share: leave_groups.Share = leave_groups.share_of_bound
-    if coupled:
-        share = share_of_coupled
-    elif not direct:
-        share = functools.partial(leave_groups.share_of_fixed_point, coupled=False)
+    if not direct or coupled:
+        share = functools.partial(leave_groups.share_of_fixed_point, coupled=coupled)
 
     def settle(bags: Int[np.ndarray, " k"], near: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
         rest, solve = less(problem, alone(bags)), solvers.direct if direct else solvers.newton
@@ -59,16 +55,6 @@ def leave_one_group_out(
     ended = is_optimum(problem, w, direct)
     go_on = settle if ended else None
     return leave_groups.scores_without(padded, groups, at, mean, share, go_on, score)
-
-
-def share_of_coupled(bag: Bag, at: Optimum) -> leave_groups.Shares:
-    """W'(E - mu), W'(I - D)H and W'H of every bag of coupled patches, known ones among them."""
-    mu = at.c + bag.H @ at.w
-    cut = (bag.sigma, bag.positive, bag.mask, bag.W, float(bag.effect), bag.known)
-    E, DH = cut_slope(mu, *cut)
-    pulled = bag.W.mT @ torch.where(bag.mask, E - mu, 0.0)[..., None]
-    gram = bag.W.mT @ bag.H
-    return leave_groups.Shares(pulled[..., 0], gram - bag.W.mT @ DH, gram)
 
 
 def is_optimum(problem: Problem, w: Float[Tensor, " M"], direct: bool) -> bool:
