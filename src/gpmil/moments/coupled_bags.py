@@ -73,7 +73,25 @@ class Alone:
         return W.mT @ (self.found.slope[:, None] * H) - left.mT @ right
 
 
-class Small:
+class SideBySide:
+    """Bags padded to one size, and whether the EP of each has settled."""
+
+    mask: Bool[Tensor, "b p"]
+    converged: Bool[Tensor, " b"]
+
+    @property
+    def unsettled(self) -> int:
+        """Bags whose EP has not converged at the last mu."""
+        return int((~self.converged).sum())
+
+    def pad(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "b p ..."]:
+        """The bags side by side, zeros where a bag is shorter."""
+        out = x.new_zeros(*self.mask.shape, *x.shape[1:])
+        out[self.mask] = x
+        return out
+
+
+class Small(SideBySide):
     """Small bags as padded matrices."""
 
     def __init__(
@@ -86,17 +104,6 @@ class Small:
         self.deviation = sigma.diagonal(dim1=-2, dim2=-1).sqrt()
         self.sites: Sites | None = None
         self.converged = torch.ones_like(positive)
-
-    @property
-    def unsettled(self) -> int:
-        """Bags whose EP has not converged at the last mu."""
-        return int((~self.converged).sum())
-
-    def pad(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "b p ..."]:
-        """The bags side by side, zeros where a bag is shorter."""
-        out = x.new_zeros(*self.mask.shape, *x.shape[1:])
-        out[self.mask] = x
-        return out
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
         """E (n,) and log Z (b,) at mu (n,)."""

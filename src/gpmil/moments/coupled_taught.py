@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpmil.moments.coupled_bags import TOLERANCE, Large
+from gpmil.moments.coupled_bags import TOLERANCE, Large, SideBySide
 from gpmil.moments.coupled_effect import Average, Shared, at_a_time, averaged, shared_by
 from gpmil.moments.ep import ep
 from gpmil.moments.given_effect import Patches
@@ -135,7 +135,7 @@ class Few(NamedTuple):
     bend: Float[Tensor, "b p"]
 
 
-class Told:
+class Told(SideBySide):
     """Positive bags that teach, all with a known positive patch (`explained`) or all without."""
 
     def __init__(self, ground: Ground, known: Int[Tensor, "b p"], explained: bool):
@@ -162,17 +162,6 @@ class Told:
     @sites.setter
     def sites(self, sites: Sites | None) -> None:
         self.ground.sites = sites
-
-    @property
-    def unsettled(self) -> int:
-        """Bags whose EP has not converged at the last mu."""
-        return int((~self.converged).sum())
-
-    def pad(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "b p ..."]:
-        """The bags side by side, zeros where a bag is shorter."""
-        out = x.new_zeros(*self.mask.shape, *x.shape[1:])
-        out[self.mask] = x
-        return out
 
     def expectations(self, mu: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
         """E and log Z."""
