@@ -1,11 +1,12 @@
 """The cohort that settings are learned from: bags in folds, made ready for many settings.
 
-Distances between instances and inducing points are kept, so that other settings cost no distances;
-bags go in batches of similar size, one fold after the other.
+What does not depend on the settings is computed once and kept: distances between instances and
+inducing points, and the spectra of the bags' graphs.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -15,19 +16,20 @@ from gpytorch.kernels import Kernel as GPyTorchKernel
 from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
-from gpmil.coupling.operator import batches, padded_precision
+from gpmil.coupling.operator import instance_rows
+from gpmil.coupling.spectrum import Spectra
 from gpmil.data.bags import Bags
 from gpmil.data.folds import fair_folds
 from gpmil.process.kernels import Formula, formula_of
 
 FOLDS = 5
 CONVERTED = 2**24  # numbers converted to float64 at once: 128 MB
-KEPT_ELEMENTS = 2**27  # numbers of cached distances: one GB
+BLOCK = 8192  # rows whose distances are computed at once
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Kernel inputs that are made from stored features when a batch asks for them.
+    """Kernel inputs that are made from stored features when they are asked for.
 
     Features stay where they are, in their own dtype: float64 copies of a whole cohort would take
     four times the room of float16 ones.
@@ -43,19 +45,8 @@ class StoredRows:
         """Some of the rows."""
         return self.inputs(self.features[self.rows[i.cpu().numpy()]])
 
-
-@dataclass(frozen=True)
-class Batch:
-    """Some bags of similar size; what does not depend on the settings."""
-
-    mask: Bool[Tensor, "b p"]
-    positive: Bool[Tensor, " b"]
-    bags: Int[np.ndarray, " b"]
-    C: Float[Tensor, "b p p"]  # Laplacians, zero in the padding
-    to_inducing: Float[Tensor, "n j"]  # (n, M), or the inputs themselves, (n, d)
-    within: Float[Tensor, "b p k"]  # (b, p, p), or (b, p, d)
-    fold: int
-    known: Int[Tensor, " n"] | None = None  # labels of instances
+    def __len__(self) -> int:
+        return self.shape[0]
 
 
 class SlidesInContext(NamedTuple):
@@ -63,6 +54,15 @@ class SlidesInContext(NamedTuple):
 
     z: Float[Tensor, "B d"]
     points: Float[Tensor, "m d"]
+
+
+class Fold(NamedTuple):
+    """The bags of one fold, the rows of one bag after the other."""
+
+    rows: Int[Tensor, " n"]  # of the cohort
+    offsets: Int[Tensor, " b1"]
+    positive: Bool[Tensor, " b"]
+    known: Int[Tensor, " n"] | None = None  # labels of instances, -1 where unknown
 
 
 @dataclass(frozen=True)
@@ -76,61 +76,111 @@ class Cohort:
     positive: Bool[np.ndarray, " B"]
     kernel: str | GPyTorchKernel
     fold: Int[np.ndarray, " B"]  # 0, 1, ...: the bags of a fold are left out together
-    kept: list[Batch] = field(default_factory=list)
-    relevance: bool = False  # every column has a weight: batches then hold inputs, not distances
     context: SlidesInContext | None = None  # None where gamma_s is 0
     groups: Shaped[np.ndarray, " B"] | None = None  # whose bags go together: patients
     known: Int[np.ndarray, " N"] | None = None  # labels of instances, -1 where unknown
 
     @property
-    def formula(self) -> Formula:
-        """The kernel as a function of what can be kept."""
-        return formula_of(self.kernel, self.inputs.device)
+    def device(self) -> torch.device:
+        """Where everything is computed."""
+        return self.inducing.device
+
+    @property
+    def n_bags(self) -> int:
+        """B."""
+        return len(self.positive)
 
     @property
     def n_folds(self) -> int:
         """How many fits there are."""
         return 1 + int(self.fold.max())
 
-    def batches(self) -> Iterator[Batch]:
-        """All bags, fold by fold; kept where memory allows, otherwise made again every time."""
-        sizes = np.diff(self.offsets)
-        small = len(self.inducing) * sizes.sum() + 2 * (sizes**2).sum() <= KEPT_ELEMENTS
-        if small and not self.kept:
-            self.kept.extend(list(self._made()))
-        yield from self.kept or self._made()
+    @cached_property
+    def formula(self) -> Formula:
+        """The kernel as a function of what can be kept."""
+        return formula_of(self.kernel, self.device)
 
-    def _made(self) -> Iterator[Batch]:
-        sizes = np.diff(self.offsets)
-        for k in range(self.n_folds):
-            for bags in batches(np.flatnonzero(self.fold == k), sizes, self.inputs.device):
-                yield self._batch(bags)
+    @cached_property
+    def pairs(self) -> Float[Tensor, "N M"]:
+        """What instances have to do with inducing points, distances for most kernels."""
+        return torch.cat([self.formula.pairs(x, self.inducing) for x in self.blocks()])
 
-    def _batch(self, bags: np.ndarray) -> Batch:
-        device = self.inputs.device
-        pairs = _first if self.relevance else self.formula.pairs
-        rows, mask, P = padded_precision(self.adjacency, self.offsets, bags, 1.0)
-        x = self.inputs[torch.from_numpy(rows).to(device)]
-        padded = x.new_zeros(*mask.shape, x.shape[1])
-        padded[mask.to(device)] = x
-        return Batch(
-            mask.to(device),
-            torch.from_numpy(self.positive[bags]).to(device),
-            bags,
-            (P - torch.eye(P.shape[-1], dtype=P.dtype)).to(device),
-            pairs(x, self.inducing),
-            pairs(padded, padded),
-            int(self.fold[bags[0]]),
-            None if self.known is None else torch.from_numpy(self.known[rows]).to(device),
-        )
+    @cached_property
+    def own(self) -> Float[Tensor, " N"]:
+        """The same of every instance with itself."""
+        return torch.cat([self.formula.own(x) for x in self.blocks()])
+
+    def blocks(self) -> Iterator[Float[Tensor, "n d"]]:
+        """The inputs, some thousand rows at a time."""
+        for i in torch.arange(len(self.inputs), device=self.device).split(BLOCK):
+            yield self.inputs[i]
+
+    @cached_property
+    def spectra(self) -> Spectra:
+        """The coupling of all bags, for any strength."""
+        return Spectra(self.adjacency, self.offsets, self.device)
+
+    @cached_property
+    def row(self) -> Int[Tensor, " N"]:
+        """The bag of every instance."""
+        sizes = torch.from_numpy(np.diff(self.offsets)).to(self.device)
+        return torch.arange(self.n_bags, device=self.device).repeat_interleave(sizes)
+
+    @cached_property
+    def starts(self) -> Int[Tensor, " b1"]:
+        """`offsets` where everything is computed."""
+        return torch.from_numpy(self.offsets).to(self.device)
+
+    @cached_property
+    def labels(self) -> Bool[Tensor, " B"]:
+        """`positive` where everything is computed."""
+        return torch.from_numpy(self.positive).to(self.device)
+
+    @cached_property
+    def told(self) -> Int[Tensor, " N"] | None:
+        """`known` where everything is computed."""
+        return None if self.known is None else torch.from_numpy(self.known).to(self.device)
+
+    @cached_property
+    def folds(self) -> list[Fold]:
+        """The bags fold by fold."""
+        return [self._bags(np.flatnonzero(self.fold == k)) for k in range(self.n_folds)]
+
+    @cached_property
+    def others(self) -> list[Fold]:
+        """All bags but those of a fold, for every fold."""
+        return [self._bags(np.flatnonzero(self.fold != k)) for k in range(self.n_folds)]
+
+    def _bags(self, bags: Int[np.ndarray, " b"]) -> Fold:
+        rows = torch.from_numpy(instance_rows(self.offsets, bags)).to(self.device)
+        sizes = np.diff(self.offsets)[bags]
+        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)])).to(self.device)
+        known = None if self.told is None else self.told[rows]
+        return Fold(rows, offsets, self.labels[torch.from_numpy(bags).to(self.device)], known)
 
     def with_kernel(self, kernel: str | GPyTorchKernel) -> "Cohort":
         """The same bags under another kernel."""
-        return replace(self, kernel=kernel, kept=[])
+        return replace(self, kernel=kernel)
 
-
-def _first(x: Tensor, z: Tensor) -> Tensor:
-    return x
+    def some(self, bags: Int[np.ndarray, " b"], points: Int[np.ndarray, " m"]) -> "Cohort":
+        """Some bags, in their folds, with some of the inducing points."""
+        rows = instance_rows(self.offsets, bags)
+        at = torch.from_numpy(rows).to(self.device)
+        context = self.context
+        if context is not None:
+            context = context._replace(z=context.z[torch.from_numpy(bags).to(self.device)])
+        return Cohort(
+            self.inputs[at],
+            self.inducing[torch.from_numpy(points).to(self.device)],
+            self.adjacency[rows][:, rows],
+            np.concatenate([[0], np.cumsum(np.diff(self.offsets)[bags])]),
+            self.positive[bags],
+            self.kernel,
+            np.unique(self.fold[bags], return_inverse=True)[1],
+            context,
+            None if self.groups is None else self.groups[bags],
+            None if self.known is None else self.known[rows],
+        )
 
 
 def folded(
@@ -143,7 +193,7 @@ def folded(
     groups: Shaped[np.ndarray, " B"] | None = None,
     seed: int = 0,
 ) -> Cohort:
-    """The chosen rows of the bags; many are converted batch by batch."""
+    """The chosen rows of the bags; many are converted when they are asked for."""
     fold = fair_folds(positive.astype(np.int64), groups, FOLDS, seed)
     sizes = np.bincount(bags.bag_index[rows], minlength=len(bags))
     offsets = np.concatenate([[0], np.cumsum(sizes)])

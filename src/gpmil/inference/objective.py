@@ -3,35 +3,41 @@
 The cohort is cut into folds, patients whole. Without fold k the fit is the maximum w_k of the
 collapsed bound of the other bags, really fitted, and R_k is their R: a step from the fit of all
 bags would stay near a maximum that the bags left out helped to choose, and with a slide effect
-the bound has several. The gradient in the settings z goes through each optimum: with
-g_k(w_k, z) = 0 the condition for w_k and J_k = -dg_k/dw_k,
+the bound has several. Of the bags of fold k
+
+    mu = c + H w_k,   S = Sigma + Sigma V Sigma + tau^2 11',   V = K - W W' + W R_k^-1 W',
+
+and log p(y_b) is that of one_factor.py, which asks for the diagonal of S and one product S g. The
+residual K - W W' counts by its diagonal r alone, so that nothing is larger than N x M:
+
+    S_ii = Sigma_ii + (Sigma^2)_ii (Sigma r)_i + H_i R_k^-1 H_i' + tau^2.
+
+The gradient in the settings z goes through each optimum: with g_k(w_k, z) = 0 the condition for
+w_k and J_k = -dg_k/dw_k,
 
     d score / dz = score_z + sum_k score_w_k' J_k^-1 g_k,z.
-
-Bags go in batches of similar size (folded_cohort.py): nothing larger than a few is differentiated.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpmil.inference import leave_out
+from gpmil.inference import nearby
 from gpmil.inference import solvers as inference
-from gpmil.inference.folded_cohort import Batch, Cohort
-from gpmil.inference.leave_out import Bag
+from gpmil.inference.folded_cohort import Cohort, Fold
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
-from gpmil.moments.likelihood import Group
+from gpmil.moments import one_factor
+from gpmil.moments.likelihood import Group, downdate, has_effect
 from gpmil.moments.taught import patches
 from gpmil.process.kernels import JITTER
 from gpmil.process.slide_context import whitened
 
-TOLERANCE = 1e-9  # of w
-CHUNK_ROWS = 2048  # instances that solvers take at once, at least
+TOLERANCE = 1e-7  # of w
 
 
 class Settings(NamedTuple):
@@ -55,11 +61,32 @@ class Theta(NamedTuple):
     variance: Float[Tensor, ""]
     lengthscale: Float[Tensor, ""]
     mean: Float[Tensor, ""]
-    coupling: Float[Tensor, ""]
+    coupling: Float[Tensor, ""] | float
     slide_effect: Float[Tensor, ""] | float = 0.0  # a number where there is none
     slide_context: Float[Tensor, ""] | float = 0.0
     slide_context_lengthscale: Float[Tensor, ""] | float = 1.0
     weights: Float[Tensor, " d"] | None = None  # of the columns: lengths are lengthscale / weights
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """Those to differentiate."""
+        return [x for x in self if isinstance(x, Tensor)]
+
+
+def theta_of(
+    settings: Settings, device: torch.device | str, weights: np.ndarray | None = None
+) -> Theta:
+    """The settings as numbers of torch; what is not there, an effect, a context, stays a number."""
+    names = ["variance", "lengthscale", "mean"]
+    names += [name for name in ("coupling", "slide_effect") if getattr(settings, name) > 0]
+    if settings.slide_context > 0:
+        names += ["slide_context", "slide_context_lengthscale"]
+    tensors = {
+        name: torch.tensor(getattr(settings, name), dtype=torch.float64, device=device)
+        for name in names
+    }
+    columns = None if weights is None else torch.tensor(weights, device=device)
+    return Theta(**(settings._asdict() | tensors), weights=columns)
 
 
 def inducing_factor(cohort: Cohort, theta: Theta) -> Float[Tensor, "M M"]:
@@ -72,228 +99,194 @@ def inducing_factor(cohort: Cohort, theta: Theta) -> Float[Tensor, "M M"]:
     return psd_safe_cholesky(theta.variance * (unit + jitter * eye))
 
 
-def context_rows(cohort: Cohort, theta: Theta) -> Float[Tensor, "B m"] | None:
-    """v_b of every bag: what its context adds to each row of W."""
-    if cohort.context is None:
-        return None
-    return whitened(*cohort.context, theta.slide_context, theta.slide_context_lengthscale)
+class Features(NamedTuple):
+    """The rows of all bags at some settings."""
+
+    W: Float[Tensor, "N M"]
+    H: Float[Tensor, "N M"]  # Sigma W
+    noise: Float[Tensor, " N"]  # the diagonal of Sigma
+    spread: Float[Tensor, " N"]  # the diagonal of Sigma diag(r) Sigma
+    residual: Float[Tensor, " N"]  # r, the diagonal of K - W W'
+    common: Float[Tensor, " B"]  # in the covariance of any two patches of a bag
+
+    def leaves(self) -> "Features":
+        """Copies to collect adjoints on."""
+        return Features(*(_leaf(x) for x in self))
 
 
-def bag_of(
-    cohort: Cohort,
-    batch: Batch,
-    theta: Theta,
-    L: Tensor,
-    v: Float[Tensor, "B m"] | None = None,
-    with_K: bool = True,
-) -> Bag:
-    """W, H, Sigma and K of a batch at some settings; v as `context_rows` has it."""
-    formula = cohort.formula
-    to_inducing, within = batch.to_inducing, batch.within
-    if theta.weights is not None:
-        x, padded = to_inducing * theta.weights, within * theta.weights
-        to_inducing = formula.pairs(x, cohort.inducing * theta.weights)
-        within = formula.pairs(padded, padded) if with_K else padded
-    Kxz = theta.variance * formula.value(to_inducing, theta.lengthscale)
-    W_rows = torch.linalg.solve_triangular(L, Kxz.mT, upper=False).mT
-    W = W_rows.new_zeros(*batch.mask.shape, W_rows.shape[1])
-    W = W.masked_scatter(batch.mask[..., None], W_rows)
-    eye = torch.eye(batch.C.shape[-1], dtype=W.dtype, device=W.device)
-    # Sigma = (I + lambda C)^-1
-    sigma = torch.cholesky_inverse(torch.linalg.cholesky(eye + theta.coupling * batch.C))
-    K = theta.variance * formula.value(within, theta.lengthscale) if with_K else sigma
-    H, tau = sigma @ W, theta.slide_effect
-    K = K + tau**2
-    if v is not None:  # Sigma 1 v' = 1 v'
-        K = K + theta.slide_context
-        own = v[torch.from_numpy(batch.bags).to(v.device), None] * batch.mask[..., None]
-        W, H = torch.cat([W, own], -1), torch.cat([H, own], -1)
-    unsmoothed = leave_out.less_shared(W, batch.mask, tau)
-    bag = Bag(batch.mask, batch.positive, unsmoothed, H, sigma, K, tau)
-    return bag if batch.known is None else bag.with_known(batch.known)
+def features(cohort: Cohort, theta: Theta) -> Features:
+    """W, H and what is not explained by inducing points, of every instance."""
+    formula, L = cohort.formula, inducing_factor(cohort, theta)
+    pairs, own = _pairs(cohort, theta)
+    Kxz = theta.variance * formula.value(pairs, theta.lengthscale)
+    W = torch.linalg.solve_triangular(L, Kxz.mT, upper=False).mT
+    diagonal = theta.variance * formula.value(own, theta.lengthscale)
+    r = (diagonal - W.square().sum(1)).clamp(min=0)
+    spectra, strength = cohort.spectra, theta.coupling
+    noise, square = spectra.diagonals(strength, r)
+    smoothed = spectra.apply(torch.cat([W, r[:, None]], 1), strength)
+    # (Sigma diag(r) Sigma)_ii, as if r changed little from a patch to its neighbours
+    H, spread = smoothed[:, :-1], square * smoothed[:, -1]
+    common = torch.zeros_like(cohort.labels, dtype=W.dtype) + theta.slide_effect**2
+    if cohort.context is not None:
+        v = whitened(*cohort.context, theta.slide_context, theta.slide_context_lengthscale)
+        # Sigma 1 v' = 1 v'
+        W, H = (torch.cat([x, v[cohort.row]], 1) for x in (W, H))
+        common = common + (theta.slide_context - v.square().sum(1)).clamp(min=0)
+    return Features(W, H.contiguous(), noise, spread, r, common)
 
 
-# --- The objective ----------------------------------------------------------------------------
+def _pairs(cohort: Cohort, theta: Theta) -> tuple[Float[Tensor, "N M"], Float[Tensor, " N"]]:
+    """What the kernel is a function of; columns may have weights."""
+    if theta.weights is None:
+        return cohort.pairs, cohort.own
+    x, formula = torch.cat(list(cohort.blocks())) * theta.weights, cohort.formula
+    return formula.pairs(x, cohort.inducing * theta.weights), formula.own(x)
+
+
+# --- The fits --------------------------------------------------------------------------------------
 
 
 class Fits(NamedTuple):
-    """The fit without each fold: w, and R = I + sum W'H over the bags of the others."""
+    """The fit without each fold: w, the inverse of R = I + sum W'H, and J, about the Hessian."""
 
     w: Float[Tensor, "k M"]
     R_inverse: Float[Tensor, "k M M"]
+    J: Float[Tensor, "k M M"]  # of minus the collapsed bound
 
 
-class Held(NamedTuple):
-    """What bags are made from, batch by batch: the settings, chol(Kzz), and v; or its leaves."""
-
-    theta: Theta
-    L: Float[Tensor, "M M"]
-    v: Float[Tensor, "B m"] | None = None
-
-
-def held_at(cohort: Cohort, theta: Theta) -> Held:
-    """The same at some settings."""
-    return Held(theta, inducing_factor(cohort, theta), context_rows(cohort, theta))
-
-
-class Folds(NamedTuple):
-    """The cohort at some settings as solvers take it: the bags of each fold, and their W'H."""
-
-    chunks: list[list[Chunk]]
-    gram: list[Float[Tensor, "M M"]]
-    c: float
-
-    def without(self, k: int) -> Problem:
-        """The problem of the bags of all other folds."""
-        others = [j for j in range(len(self.gram)) if j != k]
-        R = torch.eye(len(self.gram[k])).to(self.gram[k]) + sum(self.gram[j] for j in others)
-        R = (R + R.mT) / 2
-        chunks = [chunk for j in others for chunk in self.chunks[j]]
-        n = sum(len(chunk.H) for chunk in chunks)
-        return Problem(chunks, R, torch.linalg.cholesky(R), self.c, n, 0.0)
+def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
+    """Without each fold: the bags of all others as solvers take them."""
+    tau, c = float(theta.slide_effect), float(theta.mean)
+    gram = torch.stack([gram_of(made.W[f.rows], made.H[f.rows], f, tau) for f in cohort.folds])
+    R = torch.eye(gram.shape[-1]).to(gram) + gram.sum(0) - gram
+    R = (R + R.mT) / 2
+    chunks = [
+        Chunk(made.H[f.rows], patches(_group(f, made.noise[f.rows].sqrt(), tau)))
+        for f in cohort.others
+    ]
+    return [
+        Problem([chunk], own, torch.linalg.cholesky(own), c, len(chunk.H), 0.0)
+        for chunk, own in zip(chunks, R, strict=True)
+    ]
 
 
-def folds_at(cohort: Cohort, held: Held) -> Folds:
-    """H and W'H of every fold. Of a bag only H is held: Sigma and K would take tens of GB."""
-    parts: list[list[Flat]] = [[] for _ in range(cohort.n_folds)]
-    gram = [torch.zeros(()) for _ in parts]
-    for batch in cohort.batches():
-        bag = bag_of(cohort, batch, *held, with_K=False)
-        gram[batch.fold] = gram[batch.fold].to(bag.H) + bag.W.flatten(0, 1).mT @ bag.H.flatten(0, 1)
-        parts[batch.fold].append(Flat.of(bag))
-    tau = float(held.theta.slide_effect)
-    return Folds([joined(some, tau) for some in parts], gram, float(held.theta.mean))
+def _group(fold: Fold, sigma: Float[Tensor, " n"], tau: float | Tensor) -> Group:
+    """As likelihoods take the bags; no precision, which the direct solver does not ask for."""
+    rows = slice(0, len(sigma))
+    return Group(sigma, fold.offsets, fold.positive, None, rows, effect=tau, known=fold.known)
 
 
-class Flat(NamedTuple):
-    """Bags one after the other, without padding."""
-
-    H: Float[Tensor, "n M"]
-    deviation: Float[Tensor, " n"]
-    sizes: Int[Tensor, " b"]
-    positive: Bool[Tensor, " b"]
-    known: Int[Tensor, " n"] | None
-
-    @classmethod
-    def of(cls, bag: Bag) -> "Flat":
-        """The same bags as they are left out."""
-        deviation = bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt()[bag.mask]
-        known = None if bag.known is None else bag.known[bag.mask]
-        return cls(bag.H[bag.mask], deviation, bag.mask.sum(-1), bag.positive, known)
-
-    def chunk(self, tau: float) -> Chunk:
-        """As solvers take them; no precision, which the direct solver does not ask for."""
-        offsets = torch.cat([self.sizes.new_zeros(1), self.sizes.cumsum(0)])
-        rows = slice(0, len(self.deviation))
-        group = Group(
-            self.deviation, offsets, self.positive, None, rows, effect=tau, known=self.known
-        )
-        return Chunk(self.H, patches(group))
+def gram_of(
+    W: Float[Tensor, "n M"], H: Float[Tensor, "n M"], fold: Fold, tau: float | Tensor
+) -> Float[Tensor, "M M"]:
+    """sum_b W_b'H_b - k_b (W_b'1)(W_b'1)', k = tau^2 / (1 + tau^2 n): what bags add to R."""
+    gram = W.mT @ H
+    if not has_effect(tau):
+        return gram
+    sums, share = _totals(W, fold.offsets), downdate(tau, fold.offsets.diff())
+    return gram - sums.mT @ (share[:, None] * sums)
 
 
-def joined(parts: list[Flat], tau: float) -> list[Chunk]:
-    """Chunks of whole batches, CHUNK_ROWS and more where there are as many: few, not tiny."""
-    found: list[Chunk] = []
-    while parts:
-        rows = np.cumsum([len(part.H) for part in parts])
-        n = 1 + int(np.searchsorted(rows[:-1], CHUNK_ROWS))
-        H, deviation, sizes, positive, known = zip(*parts[:n], strict=True)
-        whole = [torch.cat(column) for column in (H, deviation, sizes, positive)]
-        labels = None if known[0] is None else torch.cat(known)
-        found.append(Flat._make([*whole, labels]).chunk(tau))
-        parts = parts[n:]
-    return found
+def _totals(x: Float[Tensor, "n k"], offsets: Tensor) -> Float[Tensor, "b k"]:
+    """Sums over the bags."""
+    return torch.segment_reduce(x, "sum", offsets=offsets, axis=0)
 
 
-def fit(folds: Folds, start: Float[Tensor, "k M"] | None = None) -> Fits:
+def fit(posed: list[Problem], start: Fits | None = None) -> Fits:
     """Maximise the collapsed bound without each fold; from zero, or from fits of the same folds."""
-    problems = [folds.without(k) for k in range(len(folds.gram))]
-    starts = [None for _ in problems] if start is None else list(start)
-    w = [inference.direct(p, 100, TOLERANCE, s).w for p, s in zip(problems, starts, strict=True)]
-    inverse = [torch.cholesky_inverse(p.chol_R) for p in problems]
-    return Fits(torch.stack(w), torch.stack(inverse))
+    if start is None:
+        found = [inference.direct(problem, 100, TOLERANCE) for problem in posed]
+    else:
+        found = [
+            nearby.maximum(problem, 100, TOLERANCE, w, J)
+            for problem, w, J in zip(posed, start.w, start.J, strict=True)
+        ]
+    J = [
+        inference.collapsed_bound(problem, one.w)[2] if one.curvature is None else one.curvature
+        for problem, one in zip(posed, found, strict=True)
+    ]
+    inverse = [torch.cholesky_inverse(problem.chol_R) for problem in posed]
+    return Fits(torch.stack([one.w for one in found]), torch.stack(inverse), torch.stack(J))
 
 
-def scores(cohort: Cohort, batch: Batch, held: Held, fits: Fits) -> Float[Tensor, " b"]:
-    """log p(y_b) of some bags of one fold under the fit without it, by plain EP."""
-    bag, k = bag_of(cohort, batch, *held), batch.fold
-    S = leave_out.covariance_from(bag, bag.H @ fits.R_inverse[k] @ bag.H.mT)
-    return leave_out.smooth_scores(bag, held.theta.mean + bag.H @ fits.w[k], S)
+# --- The score -------------------------------------------------------------------------------------
+
+
+def scores(cohort: Cohort, theta: Theta, made: Features, fits: Fits) -> Float[Tensor, " B"]:
+    """log p(y_b) of every bag under the fit without its fold."""
+    row, H, strength = cohort.row, made.H, theta.coupling
+    common = made.common.index_select(0, row)
+    parts = [(made.H[f.rows] @ w, made.H[f.rows] @ R) for f, w, R in zip(cohort.folds, *fits[:2])]
+    rows = torch.cat([fold.rows for fold in cohort.folds])
+    mu, HR = (torch.zeros_like(x).index_copy(0, rows, x) for x in map(torch.cat, zip(*parts)))
+    mu = theta.mean + mu
+    # S_ii
+    variance = made.noise + made.spread + (HR * H).sum(1) + common
+    g = one_factor.weights(mu, variance)
+    # S_o g = (S - diag(Sigma)) g, S = Sigma + Sigma diag(r) Sigma + H R^-1 H' + common 11'
+    smooth = cohort.spectra.apply(g[:, None], strength)
+    again = cohort.spectra.apply(made.residual[:, None] * smooth, strength)[:, 0]
+    pulled = (HR * _totals(H * g[:, None], cohort.starts).index_select(0, row)).sum(1)
+    total = _totals(g[:, None], cohort.starts)[:, 0].index_select(0, row)
+    shared = smooth[:, 0] - made.noise * g + again + pulled + common * total
+    u = one_factor.loadings(shared, g, variance, row, cohort.n_bags)
+    return one_factor.log_labels(mu, variance, u, cohort.starts, cohort.labels, cohort.told)
 
 
 def left_out(
-    cohort: Cohort, settings: Settings, start: Tensor | None = None
-) -> tuple[Float[Tensor, " B"], Float[Tensor, "k M"]]:
-    """log p(y_b) of every bag under the fit without its fold, in the order of the cohort, and w."""
+    cohort: Cohort, settings: Settings, start: Fits | None = None
+) -> tuple[Float[Tensor, " B"], Fits]:
+    """log p(y_b) of every bag under the fit without its fold, in the order of the cohort."""
     with torch.no_grad():
-        held = held_at(cohort, theta_of(settings, cohort.inputs.device))
-        fits = fit(folds_at(cohort, held), start)
-        out = torch.full((len(cohort.positive),), torch.nan, dtype=torch.float64)
-        for batch in cohort.batches():
-            out[torch.from_numpy(batch.bags)] = scores(cohort, batch, held, fits).cpu()
-    return out, fits.w
+        theta = theta_of(settings, cohort.device)
+        made = features(cohort, theta)
+        fits = fit(problems(cohort, theta, made), start)
+        return scores(cohort, theta, made, fits).cpu(), fits
 
 
-def value(
-    cohort: Cohort, settings: Settings, start: Tensor | None = None
-) -> tuple[float, Float[Tensor, "k M"]]:
-    """The mean log likelihood of a bag under the fit without its fold, and w."""
-    found, w = left_out(cohort, settings, start)
-    return float(found.mean()), w
+def value(cohort: Cohort, settings: Settings, start: Fits | None = None) -> tuple[float, Fits]:
+    """The mean log likelihood of a bag under the fit without its fold, and these fits."""
+    found, fits = left_out(cohort, settings, start)
+    return float(found.mean()), fits
 
 
-def theta_of(
-    settings: Settings, device: torch.device | str, weights: np.ndarray | None = None
-) -> Theta:
-    """The settings as numbers of torch."""
-    variance, length, mean, strength, effect, gamma, slide_length = (
-        torch.tensor(x, dtype=torch.float64, device=device) for x in settings
-    )
-    columns = None if weights is None else torch.tensor(weights, device=device)
-    shared = effect if settings.slide_effect > 0 else 0.0
-    if not settings.slide_context > 0:
-        return Theta(variance, length, mean, strength, shared, weights=columns)
-    return Theta(variance, length, mean, strength, shared, gamma, slide_length, columns)
+# --- Its gradient ----------------------------------------------------------------------------------
 
 
 class Slopes(NamedTuple):
-    """The score, its derivatives in the settings and in the weights of the columns, and w."""
+    """The score, its derivatives in the settings and in the weights of the columns, the fits."""
 
     score: float
     settings: Settings
-    w: Float[Tensor, "k M"]
+    fits: Fits
     weights: Float[np.ndarray, " d"] | None
 
 
 def gradient(
     cohort: Cohort,
     settings: Settings,
-    start: Tensor | None = None,
+    start: Fits | None = None,
     weights: Float[np.ndarray, " d"] | None = None,
 ) -> Slopes:
     """The same with its derivatives in the settings (and the weights of the columns)."""
-    theta = theta_of(settings, cohort.inputs.device, weights)
-    with torch.no_grad():
-        folds = folds_at(cohort, held_at(cohort, theta))
-        found = fit(folds, start)
-    for x in theta:
-        if isinstance(x, Tensor):
-            x.requires_grad_()
-    fits = Fits(*(_leaf(x) for x in found))
+    theta = theta_of(settings, cohort.device, weights)
+    for x in theta.leaves:
+        x.requires_grad_()
     with torch.enable_grad():
-        made = held_at(cohort, theta)
-        held = Held(theta, _leaf(made.L), None if made.v is None else _leaf(made.v))
-        score = _score_at(cohort, held, fits)
-        _through_fits(cohort, held, found, *_adjoint(folds, fits))
-        made.L.backward(held.L.grad)
-        if made.v is not None and held.v is not None:
-            made.v.backward(held.v.grad)
-    return Slopes(
-        score,
-        Settings(*(float(collected(x)) if isinstance(x, Tensor) else 0.0 for x in theta[:7])),
-        found.w,
-        None if theta.weights is None else collected(theta.weights).cpu().numpy(),
-    )
+        made = features(cohort, theta)
+        held = made.leaves()
+        with torch.no_grad():
+            found = _settled(problems(cohort, theta, made), start)
+        fits = Fits(_leaf(found.w), _leaf(found.R_inverse), found.J)
+        score = scores(cohort, theta, held, fits).mean()
+        score.backward()
+        _through_fits(cohort, theta, held, found, *_adjoint(fits))
+        ways = [(x, collected(leaf)) for x, leaf in zip(made, held) if x.requires_grad]
+        torch.autograd.backward(*zip(*ways, strict=True))
+    slopes = [float(collected(x)) if isinstance(x, Tensor) else 0.0 for x in theta[:7]]
+    columns = None if theta.weights is None else collected(theta.weights).cpu().numpy()
+    return Slopes(float(score.detach()), Settings(*slopes), found, columns)
 
 
 def _leaf(x: Tensor) -> Tensor:
@@ -305,40 +298,38 @@ def collected(x: Tensor) -> Tensor:
     return torch.zeros_like(x) if x.grad is None else x.grad
 
 
-def _score_at(cohort: Cohort, held: Held, fits: Fits) -> float:
-    """The score with w and R of every fold held; their adjoints are collected on the way."""
-    total = 0.0
-    for batch in cohort.batches():
-        part = scores(cohort, batch, held, fits).sum() / len(cohort.positive)
-        part.backward()
-        total += float(part.detach())
-    return total
+def _settled(posed: list[Problem], start: Fits | None) -> Fits:
+    """The fits, with the Hessian at each optimum."""
+    found = fit(posed, start)
+    J = [inference.collapsed_bound(p, w)[2] for p, w in zip(posed, found.w, strict=True)]
+    return found._replace(J=torch.stack(J))
 
 
-def _adjoint(folds: Folds, fits: Fits) -> tuple[Float[Tensor, "k M"], Float[Tensor, "k M M"]]:
+def _adjoint(fits: Fits) -> tuple[Float[Tensor, "k M"], Float[Tensor, "k M M"]]:
     """v_k = J_k^-1 score_w_k, and what the score says of R_k."""
-    v = []
-    for k, (w, bar) in enumerate(zip(fits.w.detach(), collected(fits.w), strict=True)):
-        J = inference.collapsed_bound(folds.without(k), w)[2]
-        v.append(torch.linalg.solve((J + J.mT) / 2, bar))
+    v = torch.linalg.solve((fits.J + fits.J.mT) / 2, collected(fits.w))
     # d R^-1 = -R^-1 dR R^-1
     inverse = fits.R_inverse.detach()
-    return torch.stack(v), -inverse @ collected(fits.R_inverse) @ inverse
+    return v, -inverse @ collected(fits.R_inverse) @ inverse
 
 
 def _through_fits(
     cohort: Cohort,
-    held: Held,
+    theta: Theta,
+    held: Features,
     fits: Fits,
     v: Float[Tensor, "k M"],
     R_bar: Float[Tensor, "k M M"],
 ) -> None:
     """What g_k = sum H'gamma - w_k = 0 and R_k = I + sum W'H add, sums over the other folds."""
-    for batch in cohort.batches():
-        bag = bag_of(cohort, batch, *held, with_K=False)
-        others = [k for k in range(cohort.n_folds) if k != batch.fold]
-        mu = held.theta.mean + torch.einsum("bpm,km->kbp", bag.H, fits.w[others])
-        push = torch.einsum("bpm,km->kbp", bag.H, v[others])
-        out = (push * leave_out.gammas(bag, mu)).sum()
-        out = out + ((bag.W @ R_bar[others].sum(0)) * bag.H).sum()
-        out.backward()
+    for k, others in enumerate(cohort.others):
+        H = held.H[others.rows]
+        sigma = held.noise[others.rows].sqrt()
+        likelihood = patches(_group(others, sigma, theta.slide_effect))
+        gamma = likelihood.curvature(theta.mean + H @ fits.w[k])[0]
+        ((H @ v[k]) * gamma).sum().backward()
+    whole = (R_bar + R_bar.mT).sum(0) / 2
+    for k, fold in enumerate(cohort.folds):
+        R = whole - (R_bar[k] + R_bar[k].mT) / 2
+        gram = gram_of(held.W[fold.rows], held.H[fold.rows], fold, theta.slide_effect)
+        (gram * R).sum().backward()
