@@ -65,7 +65,7 @@ def added(found: Search, name: str, budget: int, space: Space) -> Kept:
 
 def _climbed(found: Search, space: Space, settings: Settings, budget: int) -> Search:
     """The best in another space, from some settings; two fits are left to compare by."""
-    other = Search(found.cohort, space, budget - 2, w=found.w)
+    other = Search(found.cohort, space, budget - 2, fits=found.fits)
     climb(other, space.place(settings), first=FIRST)
     return other
 
@@ -73,7 +73,7 @@ def _climbed(found: Search, space: Space, settings: Settings, budget: int) -> Se
 def _needed(found: Search, name: str, best: Trial, rival: Trial) -> Trial:
     """The best with `name`, or its rival without."""
     with_it, without_it = (
-        left_out(found.cohort, trial.settings, found.w)[0].numpy() for trial in (best, rival)
+        left_out(found.cohort, trial.settings, found.fits)[0].numpy() for trial in (best, rival)
     )
     gain = with_it - without_it
     error = leave_groups.standard_error(gain, found.cohort.groups)

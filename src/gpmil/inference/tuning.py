@@ -5,7 +5,9 @@ What is maximised is the mean log likelihood of bags in folds left out (objectiv
     z = (log variance, log(length / sqrt d), c / sqrt(1 + variance), log lambda, log tau,
          log gamma_s, log(length_s / sqrt d)),
 
-by L-BFGS from the best of a few starts.
+by quasi-Newton steps from the best of a few starts (quasi_newton.py). Most of them are taken on a
+pilot, some of the bags with some of the inducing points: it is the same hill seen from afar, and
+what is learned of its shape serves the last steps with all bags and points.
 """
 
 import contextlib
@@ -21,7 +23,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from gpmil.inference.folded_cohort import Cohort
-from gpmil.inference.objective import Settings, collected, gradient, value
+from gpmil.inference.objective import Fits, Settings, collected, gradient, value
+from gpmil.inference.quasi_newton import Hill
 
 logger = logging.getLogger("gpmil")
 
@@ -65,7 +68,14 @@ CONTEXT_STARTS = (
 CONTEXT_LOWEST, CONTEXT_HIGHEST = (0.01, 0.2), (1000.0, 50.0)
 WEIGHT_WIDTH = 0.5  # of the logarithms of the columns' weights
 FAILED = -1e6  # the objective where it is not a number: a step to be shortened
-GRADIENT_COST = 4  # fits' worth of work in one value with its gradient
+GRADIENT_COST = 2  # fits' worth of work in one value with its gradient
+BEND = 0.05  # of the score, at most, per unit of z squared: before anything is known of it
+ENOUGH = 3e-4  # of the score: a step that promises less is not taken
+PILOT_ROWS, PILOT_POINTS = 6_000, 100  # instances and inducing points of a pilot
+PILOT_BAGS = 40  # at least, if there are as many
+SMALL = 2**18  # numbers in H up to which a cohort is its own pilot
+LAST = 4  # values with gradient on the whole cohort
+FIRST_ON_ALL = 0.5  # the longest first step there
 
 
 @dataclass(frozen=True)
@@ -147,10 +157,20 @@ class Space:
             return CENTRE
         return WITH_CONTEXT_CENTRE if self.with_context else EFFECT_CENTRE
 
+    @property
+    def widths(self) -> Float[np.ndarray, " k"]:
+        """Standard deviations of the prior."""
+        widths = dict(zip(NAMES, (*WIDTH, *CONTEXT_WIDTH), strict=True))
+        return np.array([widths[name] for name in self.learned])
+
+    @property
+    def precision(self) -> Float[np.ndarray, "k k"]:
+        """Minus the Hessian of the prior."""
+        return np.diag(self.widths**-2.0)
+
     def log_prior(self, z: Float[Tensor, " k"]) -> Float[Tensor, ""]:
         """A weak prior: what few bags leave open stays where models of this kind work."""
-        widths = dict(zip(NAMES, (*WIDTH, *CONTEXT_WIDTH), strict=True))
-        width = torch.tensor([widths[name] for name in self.learned]).double()
+        width = torch.from_numpy(self.widths)
         return -((z - torch.from_numpy(self.z(self.centre))) / width).square().sum() / 2
 
 
@@ -183,21 +203,22 @@ class Trial(NamedTuple):
 
 @dataclass
 class Search:
-    """Everything tried so far, and the w that warms the next fit."""
+    """Everything tried so far, and the fits that warm the next ones."""
 
     cohort: Cohort
     space: Space
     budget: int
     trace: list[Trial] = field(default_factory=list)
-    w: Tensor | None = None
+    fits: Fits | None = None
+    bend: Float[np.ndarray, "k k"] | None = None  # minus the Hessian of the score, about
 
     def value(self, z: Float[np.ndarray, " k"]) -> float:
-        """The objective at z."""
+        """The objective at z, from a cold start: starts are far from each other."""
         self._spend(1)
         point = torch.from_numpy(z)
         settings = Settings(*self.space.settings(point).tolist())
-        score, w = value(self.cohort, settings, self.w)
-        return self._note(settings, score, self.space.log_prior(point), w)
+        score, fits = value(self.cohort, settings)
+        return self._note(settings, score, self.space.log_prior(point), fits)
 
     def slopes(self, z: Float[np.ndarray, " k"]) -> tuple[float, Float[np.ndarray, " k"]]:
         """The objective and its gradient at z."""
@@ -207,24 +228,24 @@ class Search:
             moved = self.space.settings(point)
             prior = self.space.log_prior(point)
             settings = Settings(*moved.tolist())
-            score, by_setting, w, _ = gradient(self.cohort, settings, self.w)
+            score, by_setting, fits, _ = gradient(self.cohort, settings, self.fits)
             slope = moved @ torch.tensor(by_setting, dtype=torch.float64)
             (slope + prior / len(self.cohort.positive)).backward()
         slopes = collected(point).numpy()
         if not np.isfinite(slopes).all():
-            return FAILED, np.zeros_like(slopes)
-        return self._note(settings, score, prior, w), slopes
+            return FAILED, np.full_like(slopes, np.nan)
+        return self._note(settings, score, prior, fits), slopes
 
     def _spend(self, cost: int) -> None:
         if self.trace and cost > self.budget:
             raise Spent
         self.budget -= cost
 
-    def _note(self, settings: Settings, score: float, log_prior: Tensor, w: Tensor) -> float:
+    def _note(self, settings: Settings, score: float, log_prior: Tensor, fits: Fits) -> float:
         objective = score + float(log_prior.detach()) / len(self.cohort.positive)
         if not math.isfinite(objective):
             return FAILED
-        self.w = w
+        self.fits = fits
         kernel = self.cohort.kernel
         name = kernel if isinstance(kernel, str) else type(kernel).__name__
         self.trace.append(Trial(name, settings, score, objective))
@@ -237,30 +258,47 @@ class Search:
         return max(self.trace, key=lambda trial: trial.objective)
 
 
-def search(cohort: Cohort, space: Space, budget: int) -> Search:
-    """Climb the likelihood of bags left out with about `budget` fits' worth of work."""
-    found, begin = started(cohort, space, budget)
+def search(cohort: Cohort, space: Space, budget: int, seed: int = 0) -> Search:
+    """Climb the likelihood of bags left out: a pilot with about `budget` fits' worth of work."""
+    small = pilot(cohort, seed)
+    found, begin = started(small, space, budget)
     climb(found, begin)
-    return found
+    return found if small is cohort else finished(found, cohort)
 
 
 def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> None:
-    """L-BFGS from a point, as far as the budget goes; its first step is at most `first` long."""
-
-    def descent(x: Float[np.ndarray, " k"]) -> tuple[float, Float[np.ndarray, " k"]]:
-        objective, slopes = found.slopes(first * x)
-        return -objective, -first * slopes
-
+    """Quasi-Newton steps from a point, as far as the budget goes; the first at most `first`."""
+    prior = found.space.precision / len(found.cohort.positive)
+    bend = BEND * np.eye(len(begin)) if found.bend is None else found.bend
+    hill = Hill(found.slopes, found.space.bounds, bend + prior, first)
     with contextlib.suppress(Spent):
         if found.space.learned:
-            minimize(
-                descent,
-                begin / first,
-                jac=True,
-                method="L-BFGS-B",
-                bounds=[(low / first, high / first) for low, high in found.space.bounds],
-                options={"ftol": 1e-5, "gtol": 1e-4},
-            )
+            hill.climb(begin, ENOUGH)
+    found.bend = hill.B - prior
+
+
+def finished(found: Search, cohort: Cohort) -> Search:
+    """The search goes on from its end with all bags and inducing points."""
+    whole = Search(cohort, found.space, LAST * GRADIENT_COST, bend=found.bend)
+    climb(whole, found.space.place(found.best.settings), FIRST_ON_ALL)
+    whole.trace = [*found.trace, *whole.trace]
+    return whole
+
+
+def pilot(cohort: Cohort, seed: int) -> Cohort:
+    """Some of the bags, both classes in their proportion, and of the inducing points."""
+    N, M = cohort.offsets[-1], len(cohort.inducing)
+    if N * M <= SMALL:
+        return cohort
+    rng = np.random.default_rng(seed)
+    share = max(PILOT_ROWS / N, PILOT_BAGS / cohort.n_bags)
+    bags = [
+        rng.permutation(np.flatnonzero(cohort.positive == y))[: max(PILOT_BAGS // 4, round(n))]
+        for y in (False, True)
+        for n in [share * (cohort.positive == y).sum()]
+    ]
+    points = np.sort(rng.permutation(M)[:PILOT_POINTS])
+    return cohort.some(np.sort(np.concatenate(bags)), points)
 
 
 def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np.ndarray, " k"]]:
@@ -269,13 +307,18 @@ def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np
     tried: list[tuple[float, ...]] = [*(EFFECT_STARTS if space.has_effect else STARTS)]
     tried += CONTEXT_STARTS if space.with_context else ()
     starts = list(dict.fromkeys(tuple(space.z(s)) for s in tried))[: max(1, budget)]
-    scores = [found.value(np.array(z)) for z in starts]
+    scores, fits = [], []
+    for z in starts:
+        scores.append(found.value(np.array(z)))
+        fits.append(found.fits)
     if not found.trace:
         raise ValueError(
             "the likelihood of bags left out is not a number at any of the starting settings: "
             "features far from unit scale? Standardise them, or give the settings as numbers."
         )
-    return found, np.array(starts[int(np.argmax(scores))])
+    best = int(np.argmax(scores))
+    found.fits = fits[best]
+    return found, np.array(starts[best])
 
 
 # --- A weight for every column ----------------------------------------------------------------
@@ -289,9 +332,8 @@ def relevance(
     L-BFGS over the logarithms of the weights, which a normal prior of width WEIGHT_WIDTH ties to
     zero: with few bags most columns keep about the common length.
     """
-    made = replace(cohort, kept=[], relevance=True)
-    d, B = made.inputs.shape[1], len(made.positive)
-    last: dict[str, Tensor] = {}
+    d, B = cohort.inputs.shape[1], len(cohort.positive)
+    last: dict[str, Fits] = {}
     tried: list[tuple[float, float, np.ndarray]] = []
 
     def objective(a: np.ndarray) -> tuple[float, np.ndarray]:
@@ -299,7 +341,7 @@ def relevance(
             raise Spent
         # weights exp(a - mean a): the common length stays what it was
         weights = np.exp(a - a.mean())
-        score, _, last["w"], slope = gradient(made, settings, last.get("w"), weights)
+        score, _, last["fits"], slope = gradient(cohort, settings, last.get("fits"), weights)
         assert slope is not None
         by_log = slope * weights
         value = score - (a**2).sum() / (2 * WEIGHT_WIDTH**2 * B)
