@@ -160,6 +160,8 @@ class Cohort:
 
     def with_kernel(self, kernel: str | GPyTorchKernel) -> "Cohort":
         """The same bags under another kernel."""
+        if kernel is self.kernel:
+            return self
         return replace(self, kernel=kernel)
 
     def some(self, bags: Int[np.ndarray, " b"], points: Int[np.ndarray, " m"]) -> "Cohort":

@@ -37,7 +37,7 @@ from gpmil.moments.taught import patches
 from gpmil.process.kernels import JITTER
 from gpmil.process.slide_context import whitened
 
-TOLERANCE = 1e-7  # of w
+TOLERANCE = 1e-6  # of w
 
 
 class Settings(NamedTuple):
@@ -208,6 +208,27 @@ def fit(posed: list[Problem], start: Fits | None = None) -> Fits:
     ]
     inverse = [torch.cholesky_inverse(problem.chol_R) for problem in posed]
     return Fits(torch.stack([one.w for one in found]), torch.stack(inverse), torch.stack(J))
+
+
+def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:
+    """Fits with some inducing points, as a start for the same folds with others: Z to Z'.
+
+    u' = K_z'z Kzz^-1 u, so that w' = L'^-1 K_z'z L^-T w; what a slide context has stays.
+    """
+    with torch.no_grad():
+        theta = theta_of(settings, to.device)
+        formula, (L, new) = to.formula, (inducing_factor(c, theta) for c in (cohort, to))
+        cross = formula.value(formula.pairs(to.inducing, cohort.inducing), theta.lengthscale)
+        n = len(L)
+        weights = torch.linalg.solve_triangular(L.mT, fits.w[:, :n].mT, upper=True)
+        weights = theta.variance * cross @ weights
+        w = torch.linalg.solve_triangular(new, weights, upper=False).mT
+        w = torch.cat([w, fits.w[:, n:]], 1)
+        posed = problems(to, theta, features(to, theta))
+        J = [inference.collapsed_bound(p, one)[2] for p, one in zip(posed, w, strict=True)]
+        return Fits(
+            w, torch.stack([torch.cholesky_inverse(p.chol_R) for p in posed]), torch.stack(J)
+        )
 
 
 # --- The score -------------------------------------------------------------------------------------

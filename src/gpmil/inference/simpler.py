@@ -7,7 +7,6 @@ the search with it; with tau from the end of one without it, whose optimum is ea
 """
 
 import logging
-from typing import NamedTuple
 
 from gpmil.inference import leave_groups
 from gpmil.inference.objective import Settings, left_out
@@ -15,23 +14,16 @@ from gpmil.inference.tuning import GRADIENT_COST, Search, Space, Trial, climb
 
 logger = logging.getLogger("gpmil")
 
-PART = 0.35  # of the budget: at 40 three values with gradient, and both compared
+PART = 0.35  # of the budget: at 40 seven values with gradient
 FIRST = 0.3  # how far the first step goes: the end of the search is not far
 BEGIN = 1.0  # the value of a setting that is added
-LEAST = 2 * GRADIENT_COST + 2  # one step at least
+LEAST = 2 * GRADIENT_COST  # one step at least
 
 # Standard errors by which bags left out must gain for a setting to stay. Inside one the simpler
 # model is taken. But slides' labels say little of what maps need: SICAPv2's are indifferent to
 # lambda, and 0 instead of .5 costs malignant patches (AUC .985 -> .955). So inside one, lambda
 # stays; it goes where bags are better off without it, as slides with tiny lesions are.
 NEEDED = {"slide_effect": 1.0, "coupling": -1.0}
-
-
-class Kept(NamedTuple):
-    """The settings that are kept, and what was tried without the setting in question."""
-
-    best: Trial
-    trace: list[Trial]
 
 
 def part_of(budget: int) -> int:
@@ -44,45 +36,41 @@ def part_of(budget: int) -> int:
     return part if part >= LEAST else 0
 
 
-def left_away(found: Search, name: str, budget: int) -> Kept:
-    """The best of a search, or the best without `name` where that setting is not `NEEDED`.
-
-    That one is looked for from the end of the search, with all but two fits of the budget.
-    """
-    rival = _climbed(found, found.space.without(name), found.best.settings, budget)
-    if not rival.trace:
-        return Kept(found.best, [])
-    return Kept(_needed(found, name, found.best, rival.best), rival.trace)
+def without(found: Search, name: str, budget: int) -> Search:
+    """The best without a setting, looked for from the end of a search with it."""
+    return _climbed(found, found.space.without(name), found.best.settings, budget)
 
 
-def added(found: Search, name: str, budget: int, space: Space) -> Kept:
-    """The best of a search without `name`, or of `space`, which has it, where it is `NEEDED`."""
-    wider = _climbed(found, space, found.best.settings._replace(**{name: BEGIN}), budget)
-    if not wider.trace:
-        return Kept(found.best, [])
-    return Kept(_needed(found, name, wider.best, found.best), wider.trace)
+def added(found: Search, name: str, budget: int, space: Space) -> Search:
+    """The best of `space`, which has a setting more than the search that it begins with."""
+    return _climbed(found, space, found.best.settings._replace(**{name: BEGIN}), budget)
 
 
 def _climbed(found: Search, space: Space, settings: Settings, budget: int) -> Search:
-    """The best in another space, from some settings; two fits are left to compare by."""
-    other = Search(found.cohort, space, budget - 2, fits=found.fits)
+    """The best in another space, from some settings."""
+    other = Search(found.cohort, space, budget, fits=found.fits)
     climb(other, space.place(settings), first=FIRST)
     return other
 
 
-def _needed(found: Search, name: str, best: Trial, rival: Trial) -> Trial:
-    """The best with `name`, or its rival without."""
+def needed(name: str, best: Search, rival: Search) -> Trial:
+    """The best of a search with `name`, or of its rival without, both fitted from zero as a model.
+
+    With an effect the bound has several maxima, and a search may have come to better ones.
+    """
+    if not rival.trace:
+        return best.best
     with_it, without_it = (
-        left_out(found.cohort, trial.settings, found.fits)[0].numpy() for trial in (best, rival)
+        left_out(search.cohort, search.best.settings)[0].numpy() for search in (best, rival)
     )
     gain = with_it - without_it
-    error = leave_groups.standard_error(gain, found.cohort.groups)
-    kept = rival if gain.mean() <= NEEDED[name] * error else best
+    error = leave_groups.standard_error(gain, best.cohort.groups)
+    kept = rival.best if gain.mean() <= NEEDED[name] * error else best.best
     logger.info(
         "%s %.3g against 0: %.4f and %.4f per bag left out, a difference of %.4f with a standard "
         "error of %.4f: %s",
-        name.replace("_", " "), getattr(best.settings, name), with_it.mean(), without_it.mean(),
-        gain.mean(), error,
-        "0 is kept" if kept is rival else "it is kept",
+        name.replace("_", " "), getattr(best.best.settings, name), with_it.mean(),
+        without_it.mean(), gain.mean(), error,
+        "0 is kept" if kept is rival.best else "it is kept",
     )  # fmt: skip
     return kept

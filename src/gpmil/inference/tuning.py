@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from gpmil.inference.folded_cohort import Cohort
-from gpmil.inference.objective import Fits, Settings, collected, gradient, value
+from gpmil.inference.objective import Fits, Settings, carried, collected, gradient, value
 from gpmil.inference.quasi_newton import Hill
 
 logger = logging.getLogger("gpmil")
@@ -74,7 +74,7 @@ ENOUGH = 3e-4  # of the score: a step that promises less is not taken
 PILOT_ROWS, PILOT_POINTS = 6_000, 100  # instances and inducing points of a pilot
 PILOT_BAGS = 40  # at least, if there are as many
 SMALL = 2**18  # numbers in H up to which a cohort is its own pilot
-LAST = 4  # values with gradient on the whole cohort
+LAST = 3  # values with gradient on the whole cohort
 FIRST_ON_ALL = 0.5  # the longest first step there
 
 
@@ -209,7 +209,7 @@ class Search:
     space: Space
     budget: int
     trace: list[Trial] = field(default_factory=list)
-    fits: Fits | None = None
+    fits: Fits | None = None  # of the best trial
     bend: Float[np.ndarray, "k k"] | None = None  # minus the Hessian of the score, about
 
     def value(self, z: Float[np.ndarray, " k"]) -> float:
@@ -245,7 +245,8 @@ class Search:
         objective = score + float(log_prior.detach()) / len(self.cohort.positive)
         if not math.isfinite(objective):
             return FAILED
-        self.fits = fits
+        if not self.trace or objective > self.best.objective:
+            self.fits = fits
         kernel = self.cohort.kernel
         name = kernel if isinstance(kernel, str) else type(kernel).__name__
         self.trace.append(Trial(name, settings, score, objective))
@@ -258,12 +259,11 @@ class Search:
         return max(self.trace, key=lambda trial: trial.objective)
 
 
-def search(cohort: Cohort, space: Space, budget: int, seed: int = 0) -> Search:
-    """Climb the likelihood of bags left out: a pilot with about `budget` fits' worth of work."""
-    small = pilot(cohort, seed)
-    found, begin = started(small, space, budget)
+def search(cohort: Cohort, space: Space, budget: int) -> Search:
+    """Climb the likelihood of bags left out with about `budget` fits' worth of work."""
+    found, begin = started(cohort, space, budget)
     climb(found, begin)
-    return found if small is cohort else finished(found, cohort)
+    return found
 
 
 def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> None:
@@ -277,11 +277,14 @@ def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> 
     found.bend = hill.B - prior
 
 
-def finished(found: Search, cohort: Cohort) -> Search:
-    """The search goes on from its end with all bags and inducing points."""
-    whole = Search(cohort, found.space, LAST * GRADIENT_COST, bend=found.bend)
-    climb(whole, found.space.place(found.best.settings), FIRST_ON_ALL)
-    whole.trace = [*found.trace, *whole.trace]
+def finished(found: Search, cohort: Cohort, steps: int = LAST) -> Search:
+    """A search on a pilot goes on from its end with all bags and inducing points."""
+    if found.cohort is cohort or found.fits is None:
+        return found
+    settings = found.best.settings
+    fits = carried(found.fits, found.cohort, cohort, settings)
+    whole = Search(cohort, found.space, steps * GRADIENT_COST, fits=fits, bend=found.bend)
+    climb(whole, found.space.place(settings), FIRST_ON_ALL)
     return whole
 
 
@@ -307,18 +310,13 @@ def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np
     tried: list[tuple[float, ...]] = [*(EFFECT_STARTS if space.has_effect else STARTS)]
     tried += CONTEXT_STARTS if space.with_context else ()
     starts = list(dict.fromkeys(tuple(space.z(s)) for s in tried))[: max(1, budget)]
-    scores, fits = [], []
-    for z in starts:
-        scores.append(found.value(np.array(z)))
-        fits.append(found.fits)
+    scores = [found.value(np.array(z)) for z in starts]
     if not found.trace:
         raise ValueError(
             "the likelihood of bags left out is not a number at any of the starting settings: "
             "features far from unit scale? Standardise them, or give the settings as numbers."
         )
-    best = int(np.argmax(scores))
-    found.fits = fits[best]
-    return found, np.array(starts[best])
+    return found, np.array(starts[int(np.argmax(scores))])
 
 
 # --- A weight for every column ----------------------------------------------------------------

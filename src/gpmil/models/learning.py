@@ -26,7 +26,6 @@ from gpmil.inference.folded_cohort import Cohort, SlidesInContext, folded
 from gpmil.inference.leave_out import label_scores
 from gpmil.inference.objective import Settings
 from gpmil.inference.pieces import LIKELIHOODS
-from gpmil.inference.simpler import Kept
 from gpmil.inference.tuning import Space
 from gpmil.models.base import resolve_device, training_labels
 from gpmil.models.checks import is_word
@@ -133,24 +132,33 @@ def learn(
     space: Space,
     budget: int,
     spare: str | None = None,
+    seed: int = 0,
 ) -> LearnedSettings:
     """Search under every kernel; the best objective wins, with the setting `spare` or without."""
     apart = 0 if spare is None else simpler.part_of(budget)
     add = spare == "slide_effect" and apart > 0
     # an effect is added to the best settings without it, with a part of the budget more
     first, at_most = (space.without("slide_effect"), budget) if add else (space, budget - apart)
-    searches = [tuning.search(made.with_kernel(kernel), first, at_most) for kernel in kernels]
+    small = tuning.pilot(made, seed)
+    searches = [tuning.search(small.with_kernel(kernel), first, at_most) for kernel in kernels]
     best = max(searches, key=lambda s: s.best.objective)
-    kept = Kept(best.best, [])
-    if add:
-        kept = simpler.added(best, "slide_effect", apart, space)
-    elif spare is not None and apart:
-        kept = simpler.left_away(best, spare, apart)
+    rivals = []
+    if spare is not None and apart:
+        rivals = [
+            simpler.added(best, spare, apart, space) if add else simpler.without(best, spare, apart)
+        ]
+    whole = made.with_kernel(best.cohort.kernel)
+    ends = [tuning.finished(search, whole) for search in (best, *rivals) if search.trace]
+    kept = ends[0].best
+    if spare is not None and len(ends) == 2:
+        kept = simpler.needed(spare, *(ends[::-1] if add else ends))
+    tried = {id(search): search for search in (*searches, *rivals, *ends)}
     trace = [
         {"kernel": t.kernel, **t.settings._asdict(), "score": t.score, "objective": t.objective}
-        for t in [*(t for s in searches for t in s.trace), *kept.trace]
+        for search in tried.values()
+        for t in search.trace
     ]
-    return LearnedSettings(best.cohort.kernel, kept.best.settings, kept.best.score, trace)
+    return LearnedSettings(best.cohort.kernel, kept.settings, kept.score, trace)
 
 
 def spared(names: list[str], has_geometry: bool) -> str | None:
@@ -230,7 +238,7 @@ class TunedGP(PatientGP):
         kernels = AUTO_KERNELS if is_word(self.kernel, "auto") else (self.kernel_,)
         made = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], device, groups)
         spare = spared(names, cohort.whole.has_geometry)
-        found = learn(made, kernels, self._space(cohort.whole, names), budget, spare)
+        found = learn(made, kernels, self._space(cohort.whole, names), budget, spare, self._seed())
         self.kernel_ = found.kernel
         if self.variance_ is not None:
             self.variance_, self.lengthscale_ = found.settings[:2]

@@ -28,9 +28,7 @@ LEAST, OWN = 1e-4, 0.02
 RARE = 1e-12  # added to g: a bag of patches far below zero has weights, too
 
 
-def weights(
-    mu: Float[Tensor, " n"], variance: Float[Tensor, " n"]
-) -> Float[Tensor, " n"]:
+def weights(mu: Float[Tensor, " n"], variance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """g_i = P(m_i > 0)."""
     return torch.special.ndtr(mu * variance.rsqrt()) + RARE
 
@@ -61,9 +59,7 @@ def log_labels(
 ) -> Float[Tensor, " b"]:
     """log P(y_b), with known labels of patches log P(y_b and these labels); differentiable."""
     own = (variance - u.square()).sqrt()
-    group = Group(
-        own / u, offsets, positive, None, slice(0, len(mu)), effect=1.0, known=known
-    )
+    group = Group(own / u, offsets, positive, None, slice(0, len(mu)), effect=1.0, known=known)
     told = torch.zeros_like(positive) if known is None else teaches(group)
     if not bool(told.any()):
         return _plain(mu / u, group)
