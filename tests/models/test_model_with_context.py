@@ -224,15 +224,15 @@ def tuning_cohort(cohort, inducing):
 def test_the_tuned_score_is_that_of_the_model(model, cohort, inducing):
     at = objective.Settings(VARIANCE, LENGTH, MEAN, COUPLING, TAU, GAMMA, SLIDE_LENGTH)
     made = tuning_cohort(cohort, inducing)
-    found, w = objective.left_out(made, at)
+    found, fits = objective.left_out(made, at)
     again = copy.deepcopy(model)
     again._context = model._context  # where slides lie, and the points, stay
     own = made.fold == 0
     again.fit(cohort[~own])
-    np.testing.assert_allclose(w[0], again.whitened_mean_, atol=1e-6)
+    np.testing.assert_allclose(fits.w[0], again.whitened_mean_, atol=1e-6)
     p = again.predict_proba(cohort[own])[np.arange(own.sum()), cohort.labels[own]]
-    # plain EP there, corrected here
-    np.testing.assert_allclose(found[own], np.log(p), atol=0.03)
+    # one factor there, EP with its correction here
+    np.testing.assert_allclose(found[own], np.log(p), atol=0.05)
 
 
 @pytest.mark.parametrize("tau", [0.0, TAU])

@@ -25,7 +25,7 @@ from gpmil import extras
 from gpmil.coupling.operator import Precision
 
 logger = logging.getLogger("gpmil")
-WORTH = 2**20  # numbers in H from which the loop is used: below, the plain pass takes a millisecond
+WORTH = 2**18  # numbers in H from which the loop is used: below, the plain pass takes a millisecond
 WORTH_PATCHES = 2**3  # patches from which sums over a slide effect are compiled
 
 Sums = tuple[float, Float[Tensor, " M"]]

@@ -129,17 +129,17 @@ class Cohort:
     @cached_property
     def starts(self) -> Int[Tensor, " b1"]:
         """`offsets` where everything is computed."""
-        return torch.from_numpy(self.offsets).to(self.device)
+        return torch.tensor(self.offsets, device=self.device)
 
     @cached_property
     def labels(self) -> Bool[Tensor, " B"]:
         """`positive` where everything is computed."""
-        return torch.from_numpy(self.positive).to(self.device)
+        return torch.tensor(self.positive, device=self.device)
 
     @cached_property
     def told(self) -> Int[Tensor, " N"] | None:
         """`known` where everything is computed."""
-        return None if self.known is None else torch.from_numpy(self.known).to(self.device)
+        return None if self.known is None else torch.tensor(self.known, device=self.device)
 
     @cached_property
     def folds(self) -> list[Fold]:

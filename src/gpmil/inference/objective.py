@@ -144,7 +144,7 @@ def _pairs(cohort: Cohort, theta: Theta) -> tuple[Float[Tensor, "N M"], Float[Te
     return formula.pairs(x, cohort.inducing * theta.weights), formula.own(x)
 
 
-# --- The fits --------------------------------------------------------------------------------------
+# --- The fits ------------------------------------------------------------------------------------
 
 
 class Fits(NamedTuple):
@@ -231,7 +231,7 @@ def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:
         )
 
 
-# --- The score -------------------------------------------------------------------------------------
+# --- The score -----------------------------------------------------------------------------------
 
 
 def scores(cohort: Cohort, theta: Theta, made: Features, fits: Fits) -> Float[Tensor, " B"]:
@@ -272,16 +272,21 @@ def value(cohort: Cohort, settings: Settings, start: Fits | None = None) -> tupl
     return float(found.mean()), fits
 
 
-# --- Its gradient ----------------------------------------------------------------------------------
+# --- Its gradient --------------------------------------------------------------------------------
 
 
 class Slopes(NamedTuple):
-    """The score, its derivatives in the settings and in the weights of the columns, the fits."""
+    """The scores of bags left out, and the derivatives of their mean in all that is learned."""
 
-    score: float
+    scores: Float[Tensor, " B"]
     settings: Settings
     fits: Fits
-    weights: Float[np.ndarray, " d"] | None
+    weights: Float[np.ndarray, " d"] | None  # of the columns, where they have any
+
+    @property
+    def score(self) -> float:
+        """The mean log likelihood of a bag."""
+        return float(self.scores.mean())
 
 
 def gradient(
@@ -300,14 +305,14 @@ def gradient(
         with torch.no_grad():
             found = _settled(problems(cohort, theta, made), start)
         fits = Fits(_leaf(found.w), _leaf(found.R_inverse), found.J)
-        score = scores(cohort, theta, held, fits).mean()
-        score.backward()
+        found_scores = scores(cohort, theta, held, fits)
+        found_scores.mean().backward()
         _through_fits(cohort, theta, held, found, *_adjoint(fits))
-        ways = [(x, collected(leaf)) for x, leaf in zip(made, held) if x.requires_grad]
-        torch.autograd.backward(*zip(*ways, strict=True))
+        live = [(x, collected(leaf)) for x, leaf in zip(made, held) if x.requires_grad]
+        torch.autograd.backward([x for x, _ in live], [bar for _, bar in live])
     slopes = [float(collected(x)) if isinstance(x, Tensor) else 0.0 for x in theta[:7]]
     columns = None if theta.weights is None else collected(theta.weights).cpu().numpy()
-    return Slopes(float(score.detach()), Settings(*slopes), found, columns)
+    return Slopes(found_scores.detach().cpu(), Settings(*slopes), found, columns)
 
 
 def _leaf(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from gpmil.inference.folded_cohort import Cohort
-from gpmil.inference.objective import Fits, Settings, carried, collected, gradient, value
+from gpmil.inference.objective import Fits, Settings, carried, collected, gradient, left_out
 from gpmil.inference.quasi_newton import Hill
 
 logger = logging.getLogger("gpmil")
@@ -71,10 +71,10 @@ FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 2  # fits' worth of work in one value with its gradient
 BEND = 0.05  # of the score, at most, per unit of z squared: before anything is known of it
 ENOUGH = 3e-4  # of the score: a step that promises less is not taken
-PILOT_ROWS, PILOT_POINTS = 6_000, 100  # instances and inducing points of a pilot
-PILOT_BAGS = 40  # at least, if there are as many
+PILOT_ROWS, PILOT_POINTS = 4_000, 100  # instances and inducing points of a pilot
+PILOT_BAGS = 30  # at least, if there are as many
 SMALL = 2**18  # numbers in H up to which a cohort is its own pilot
-LAST = 3  # values with gradient on the whole cohort
+LAST = 2  # values with gradient on the whole cohort
 FIRST_ON_ALL = 0.5  # the longest first step there
 
 
@@ -199,6 +199,7 @@ class Trial(NamedTuple):
     settings: Settings
     score: float
     objective: float
+    by_bag: tuple[float, ...] = ()  # of which `score` is the mean
 
 
 @dataclass
@@ -217,8 +218,8 @@ class Search:
         self._spend(1)
         point = torch.from_numpy(z)
         settings = Settings(*self.space.settings(point).tolist())
-        score, fits = value(self.cohort, settings)
-        return self._note(settings, score, self.space.log_prior(point), fits)
+        scores, fits = left_out(self.cohort, settings)
+        return self._note(settings, scores, self.space.log_prior(point), fits)
 
     def slopes(self, z: Float[np.ndarray, " k"]) -> tuple[float, Float[np.ndarray, " k"]]:
         """The objective and its gradient at z."""
@@ -228,20 +229,23 @@ class Search:
             moved = self.space.settings(point)
             prior = self.space.log_prior(point)
             settings = Settings(*moved.tolist())
-            score, by_setting, fits, _ = gradient(self.cohort, settings, self.fits)
+            scores, by_setting, fits, _ = gradient(self.cohort, settings, self.fits)
             slope = moved @ torch.tensor(by_setting, dtype=torch.float64)
             (slope + prior / len(self.cohort.positive)).backward()
         slopes = collected(point).numpy()
         if not np.isfinite(slopes).all():
             return FAILED, np.full_like(slopes, np.nan)
-        return self._note(settings, score, prior, fits), slopes
+        return self._note(settings, scores, prior, fits), slopes
 
     def _spend(self, cost: int) -> None:
         if self.trace and cost > self.budget:
             raise Spent
         self.budget -= cost
 
-    def _note(self, settings: Settings, score: float, log_prior: Tensor, fits: Fits) -> float:
+    def _note(
+        self, settings: Settings, scores: Tensor, log_prior: Tensor, fits: Fits | None
+    ) -> float:
+        score = float(scores.mean())
         objective = score + float(log_prior.detach()) / len(self.cohort.positive)
         if not math.isfinite(objective):
             return FAILED
@@ -249,7 +253,7 @@ class Search:
             self.fits = fits
         kernel = self.cohort.kernel
         name = kernel if isinstance(kernel, str) else type(kernel).__name__
-        self.trace.append(Trial(name, settings, score, objective))
+        self.trace.append(Trial(name, settings, score, objective, tuple(scores.tolist())))
         logger.info("tuning %d: %s, %s: %.4f", len(self.trace), name, in_words(settings), score)
         return objective
 
@@ -279,27 +283,27 @@ def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> 
 
 def finished(found: Search, cohort: Cohort, steps: int = LAST) -> Search:
     """A search on a pilot goes on from its end with all bags and inducing points."""
-    if found.cohort is cohort or found.fits is None:
-        return found
     settings = found.best.settings
+    assert found.fits is not None
     fits = carried(found.fits, found.cohort, cohort, settings)
     whole = Search(cohort, found.space, steps * GRADIENT_COST, fits=fits, bend=found.bend)
-    climb(whole, found.space.place(settings), FIRST_ON_ALL)
+    if found.space.learned:
+        climb(whole, found.space.place(settings), FIRST_ON_ALL)
+    else:
+        whole.value(found.space.place(settings))
     return whole
 
 
 def pilot(cohort: Cohort, seed: int) -> Cohort:
-    """Some of the bags, both classes in their proportion, and of the inducing points."""
+    """Some of the bags, of every fold and class their share, and of the inducing points."""
     N, M = cohort.offsets[-1], len(cohort.inducing)
     if N * M <= SMALL:
         return cohort
     rng = np.random.default_rng(seed)
-    share = max(PILOT_ROWS / N, PILOT_BAGS / cohort.n_bags)
-    bags = [
-        rng.permutation(np.flatnonzero(cohort.positive == y))[: max(PILOT_BAGS // 4, round(n))]
-        for y in (False, True)
-        for n in [share * (cohort.positive == y).sum()]
-    ]
+    share = min(1.0, max(PILOT_ROWS / N, PILOT_BAGS / cohort.n_bags))
+    kinds = 2 * cohort.fold + cohort.positive
+    alike = [rng.permutation(np.flatnonzero(kinds == kind)) for kind in np.unique(kinds)]
+    bags = [bags[: math.ceil(share * len(bags))] for bags in alike]
     points = np.sort(rng.permutation(M)[:PILOT_POINTS])
     return cohort.some(np.sort(np.concatenate(bags)), points)
 
@@ -339,7 +343,8 @@ def relevance(
             raise Spent
         # weights exp(a - mean a): the common length stays what it was
         weights = np.exp(a - a.mean())
-        score, _, last["fits"], slope = gradient(cohort, settings, last.get("fits"), weights)
+        found = gradient(cohort, settings, last.get("fits"), weights)
+        score, last["fits"], slope = found.score, found.fits, found.weights
         assert slope is not None
         by_log = slope * weights
         value = score - (a**2).sum() / (2 * WEIGHT_WIDTH**2 * B)

@@ -147,8 +147,10 @@ def learn(
         rivals = [
             simpler.added(best, spare, apart, space) if add else simpler.without(best, spare, apart)
         ]
-    whole = made.with_kernel(best.cohort.kernel)
-    ends = [tuning.finished(search, whole) for search in (best, *rivals) if search.trace]
+    ends = [search for search in (best, *rivals) if search.trace]
+    if small is not made:
+        whole = made.with_kernel(best.cohort.kernel)
+        ends = [tuning.finished(search, whole) for search in ends]
     kept = ends[0].best
     if spare is not None and len(ends) == 2:
         kept = simpler.needed(spare, *(ends[::-1] if add else ends))

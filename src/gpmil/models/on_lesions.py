@@ -123,6 +123,6 @@ class PointsOnLesions(TunedGP):
         more = torch.cat([without.inducing, self._inputs(points, device)])
         before, after = (
             objective.left_out(one, self._settings())[0].numpy()
-            for one in (without, dataclasses.replace(without, inducing=more, kept=[]))
+            for one in (without, dataclasses.replace(without, inducing=more))
         )
         return after - before, groups
