@@ -325,3 +325,15 @@ def test_newtons_steps_find_the_dense_optimum(tau):
         w = w + torch.linalg.solve(curvature, slope)
     assert slope.norm() < 1e-10 * w.norm()
     assert np.allclose(w, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+def test_patches_of_very_different_noise_far_below_zero():
+    """log(1 - q) is not concave there: the width of the integrand was not a number."""
+    mu = torch.tensor([-55.7, -5.2, -4.3, -443.6]).double()
+    sigma = torch.tensor([14.5, 1.2, 0.86, 100.0]).double()
+    found = moments(mu, sigma, torch.tensor([True]), torch.tensor([0, 4]), 1.0)
+    s = np.linspace(-12, 12, 4001)[:, None]
+    log_q = log_ndtr(-(mu.numpy() + s) / sigma.numpy()).sum(1)
+    density = np.exp(-(s[:, 0] ** 2) / 2) / np.sqrt(2 * np.pi) * (s[1] - s[0])
+    expected = np.log(-(np.expm1(log_q) * density).sum())
+    assert float(found.log_z[0]) == pytest.approx(expected, abs=1e-6)

@@ -106,11 +106,12 @@ def find_mode(patches: Patches, tau: Tensor, given: Slopes) -> tuple[Tensor, Ten
     """
     at = given(patches, patches.mu.new_zeros(len(patches.offsets) - 1))
     sign, high = at.slope.sign(), tau.square() * at.slope.abs()
-    low, size = torch.zeros_like(high), high / (1 - tau.square() * at.bend)
+    low, size = torch.zeros_like(high), high / (1 - tau.square() * at.bend.clamp(max=0))
     for _ in range(SEARCH):
         at = given(patches, sign * size)
         slope = (sign * at.slope).clamp(min=1e-300)  # beyond the mode it may have turned round
-        width = (tau**-2 - at.bend).rsqrt()
+        # log(1 - q) of patches with very different sigma bends upwards in places
+        width = (tau**-2 - at.bend.clamp(max=0)).rsqrt()
         goal = tau.square() * slope
         low, high = torch.where(goal > size, size, low), torch.where(goal > size, high, size)
         # log goal - log size = 0 in log size
