@@ -73,8 +73,9 @@ BEND = 0.05  # of the score, at most, per unit of z squared: before anything is 
 ENOUGH = 3e-4  # of the score: a step that promises less is not taken
 PILOT_ROWS, PILOT_POINTS = 4_000, 100  # instances and inducing points of a pilot
 PILOT_BAGS = 30  # at least, if there are as many
-SMALL = 2**18  # numbers in H up to which a cohort is its own pilot
-LAST = 2  # values with gradient on the whole cohort
+SMALL = 2**19  # numbers in H up to which a cohort is its own pilot
+# values with gradient on the whole cohort: as many as go through so many numbers of H
+LAST, LEAST_LAST, MOST_LAST = 2**23, 2, 8
 FIRST_ON_ALL = 0.5  # the longest first step there
 
 
@@ -281,8 +282,10 @@ def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> 
     found.bend = hill.B - prior
 
 
-def finished(found: Search, cohort: Cohort, steps: int = LAST) -> Search:
+def finished(found: Search, cohort: Cohort) -> Search:
     """A search on a pilot goes on from its end with all bags and inducing points."""
+    size = int(cohort.offsets[-1]) * len(cohort.inducing)
+    steps = min(max(LAST // size, LEAST_LAST), MOST_LAST)
     settings = found.best.settings
     assert found.fits is not None
     fits = carried(found.fits, found.cohort, cohort, settings)
