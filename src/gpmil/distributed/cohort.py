@@ -148,7 +148,8 @@ class Cohort:
         sizes = [part.n_instances for part in self.parts]
         gradient, leaves_out, rough = zip(*self.cluster.map("traits"), strict=True)
         likelihood = RemoteLikelihood(self.cluster, any(gradient), all(leaves_out), sum(rough))
-        piece = RemotePiece(self.cluster, sizes, device, likelihood)
+        anew = plan.store == "recompute"
+        piece = RemotePiece(self.cluster, sizes, device, likelihood, anew)
         return inference.assemble([piece], Gathered(gram, trace), c, self.whole.n_instances)
 
     def leave_one_bag_out(
@@ -208,6 +209,7 @@ class RemotePiece:
     sizes: list[int]  # instances of each partition
     device: torch.device  # of the solver
     likelihood: RemoteLikelihood
+    anew: bool = False  # whether partitions compute H for every pass
 
     def pull(self, w: Tensor, c: float) -> Any:
         """As `Chunk.pull`, over all partitions; so are the others."""

@@ -308,6 +308,7 @@ class _Deferred:
     """A piece whose chunk is made for the pass and let go."""
 
     likelihood: Likelihood
+    anew = False
 
     def chunk(self) -> Chunk:
         """The chunk, H and all."""
@@ -360,6 +361,7 @@ class Recomputed(_Deferred):
 
     likelihood: Likelihood
     source: Source
+    anew = True
 
     def chunk(self) -> Chunk:
         """H computed anew from the features."""
