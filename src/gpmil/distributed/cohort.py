@@ -111,13 +111,14 @@ class Cohort:
             return self._points(np.arange(n), sizes).numpy()
 
         def every(centres: Float[Tensor, "k d"]) -> inducing.Tally:
-            found = _added(inducing.merge, self.cluster.map("tally", centres.cpu()))
+            found = _added(inducing.merge, self.cluster.map("tally", centres.cpu(), origin))
             return inducing.Tally(*(x.to(device) for x in found))
 
-        few = self._points(inducing.seed_points(n, k, seed), sizes).to(device)
-        centres = inducing.seeds(few, k, seed)
-        centres = inducing.lloyd(every, centres, sum(self.cluster.map("square")))
-        return inducing.distinct(centres.cpu().numpy())
+        few = self._points(inducing.seed_points(n, k, seed), sizes)
+        origin = few.mean(0)
+        centres = inducing.seeds(inducing.single(few, origin).to(device), k, seed)
+        centres = inducing.lloyd(every, centres, sum(self.cluster.map("square", origin)))
+        return inducing.distinct((centres.cpu() + origin).numpy())
 
     def _points(self, which: Int[np.ndarray, " m"], sizes: list[int]) -> Float[Tensor, "m d"]:
         return torch.cat(self.cluster.map("points", each=_local(which, sizes)))

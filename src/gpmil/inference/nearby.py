@@ -6,7 +6,6 @@ it instead, so that it is right along the steps taken (`steps.mended`).
 
 import logging
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -60,4 +59,3 @@ def maximum(
         trace.append(value)
         logger.debug("step %d nearby: bound %.6f, residual %.2e", step, value, residual)
     return said(Solution(w, max_iter, residual < tol, residual, trace, J), tol)
-

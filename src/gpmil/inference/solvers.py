@@ -283,9 +283,9 @@ def direct(
 ) -> Solution:
     """Maximise L(w) = sum_b log Z_b(c + H_b w) - w'w / 2 by Newton with a line search.
 
-    A Hessian costs as much as fifteen gradients. It is mended at every step (`mended`), and a new one
-    is computed only after a step that had to be shortened, or after so many. Where H itself is
-    computed for every pass, all that it can tell is taken from each: gradient and Hessian.
+    A Hessian costs as much as fifteen gradients. It is mended at every step, and a new one computed
+    only after a step that had to be shortened, or after so many. Where H itself is computed for
+    every pass, all that it can tell is taken from each: gradient and Hessian.
     """
     return said(_maximise(problem, max_iter, tol, start), tol)
 

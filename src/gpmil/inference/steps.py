@@ -1,4 +1,4 @@
-"""Newton's direction from a Hessian of -L, one that is mended by the steps taken, and when to end."""
+"""Newton's direction from a Hessian of -L, which the steps taken mend, and when to end."""
 
 import torch
 from jaxtyping import Float
