@@ -117,7 +117,8 @@ class Looked:
         """From kernel inputs."""
         x = torch.cat([gp.inducing[:0], *slides])
         bag = np.repeat(np.arange(len(slides)), [len(own) for own in slides])
-        return cls(start, gp.whiten(x), gp.kernel.diagonal(x), bag, len(slides))
+        W = gp.whiten(x).contiguous()  # slides are cut out of it
+        return cls(start, W, gp.kernel.diagonal(x), bag, len(slides))
 
     def cpu(self) -> "Looked":
         """The same to be asked from elsewhere."""
