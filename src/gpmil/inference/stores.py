@@ -203,7 +203,13 @@ class _Keeper:
 
 class _Memory(_Keeper):
     def __init__(self, source: Source):
-        self.H = torch.empty(source.shape, dtype=source.dtype, device=source.device)
+        if source.device.type == "cpu":
+            # NumPy asks for large pages: reading H takes two thirds of the time that it takes with
+            # torch's (31 GB/s against 18 on an AMD machine)
+            kind = np.float64 if source.dtype == torch.float64 else np.float32
+            self.H = torch.from_numpy(np.empty(source.shape, kind))
+        else:
+            self.H = torch.empty(source.shape, dtype=source.dtype, device=source.device)
 
     def put(self, rows: Tensor, H: Tensor) -> None:
         self.H[rows] = H
