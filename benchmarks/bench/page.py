@@ -13,7 +13,12 @@ from bench.results import Result
 from gpmil.show import plots
 
 FORMAT, VERSION = "gpmil-bench", 1
-COLOURS = {"prepare": plots.NEGATIVE, "solve": plots.POSITIVE, "sweep": plots.SERIES[0][0]}
+COLOURS = {
+    "prepare": plots.NEGATIVE,
+    "solve": plots.POSITIVE,
+    "sweep": plots.SERIES[0][0],
+    "default fit": plots.SERIES[1][0],
+}
 
 
 # --- Lines ----------------------------------------------------------------------------------------

@@ -181,11 +181,12 @@ MEMORY = Bar(
 THREE_GB = Bar("peak_bytes", "peak memory at most 3 GB", lambda _: 3e9, lambda _: 0.0)
 
 BARS: dict[tuple[str, str], tuple[Bar, ...]] = {
-    ("fit", "sicapv2"): (ratio(10, 20),),
+    ("fit", "sicapv2"): (ratio(15, 20),),
+    ("default", "sicapv2"): (ratio(1, 2.5),),
     ("sweeps", "sicapv2"): (ratio(10, 20),),
-    ("sweep", "sicapv2"): (share(0.45, 0.7),),
-    ("sweep", "panda"): (share(0.45, 0.7),),
-    ("predict", "sicapv2"): (ratio(6, 12),),
+    ("sweep", "sicapv2"): (share(0.6, 0.7),),
+    ("sweep", "panda"): (share(0.6, 0.7),),
+    ("predict", "sicapv2"): (ratio(8, 12),),
     ("panda-fit", "panda"): (seconds(60, 20, " on 2 cores"), MEMORY),
     ("disk", "panda"): (THREE_GB,),
     ("gpu", "panda"): (seconds(0.5, 0.15, " with resident features", "cuda"),),

@@ -21,6 +21,8 @@ FULL: tuple[Values, ...] = (
 )
 TINY: tuple[Values, ...] = ((120, 240), (5, 10), (20, 60), (0.3, 3.0))
 COSTS = ("prepare", "solve", "sweep")
+PATCHES = "patches N"
+LEARNED = "default fit"  # against the number of patches alone: it takes longer than all the rest
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def axes(tiny: bool) -> tuple[Axis, ...]:
     patches, inducing, sizes, strengths = TINY if tiny else FULL
     together = 2 * sizes[-1]  # one bag of each class at least
     return (
-        Axis("patches N", patches, lambda v: (shape(v, n), M, 0.5)),
+        Axis(PATCHES, patches, lambda v: (shape(v, n), M, 0.5)),
         Axis("inducing points M", inducing, lambda v: (shape(N, n), int(v), 0.5)),
         Axis("patches per bag, N fixed", sizes, lambda v: (shape(together, v, True), M, 0.5)),
         Axis("coupling", strengths, lambda v: (shape(N, n), M, float(v))),
@@ -56,6 +58,8 @@ def measured(conditions: Conditions) -> dict[str, Any]:
     for axis in axes(conditions.size == "tiny"):
         points = [_point(*axis.at(value), conditions) for value in axis.values]
         costs = {cost: [point[cost] for point in points] for cost in COSTS}
+        if axis.name == PATCHES:
+            costs[LEARNED] = [_learned(*axis.at(value), conditions) for value in axis.values]
         found[axis.name] = {
             "values": list(axis.values),
             "costs": {
@@ -64,6 +68,11 @@ def measured(conditions: Conditions) -> dict[str, Any]:
             },
         }
     return found
+
+
+def _learned(shape: cohorts.Shape, M: int, strength: float, conditions: Conditions) -> float:
+    """Seconds of the fit as it comes, once; `strength` is among what is learned."""
+    return engine.learned_by_parts(cohorts.draw(shape, seed=0), M, conditions.device)[1]["all"]
 
 
 def _point(

@@ -43,6 +43,7 @@ def quick():
         patch.setattr(cases, "in_child", in_this_process)
         patch.setattr(cases, "SMALL_ARRAY", 2**20)
         patch.setattr(engine, "SWEEPS", 21)
+        patch.setattr(engine, "LEARNED", {"random_state": 0, "tuning_budget": 1, "coupling": 0.4})
         yield
 
 
@@ -72,6 +73,26 @@ def test_twin_predicts_the_same(cohort):
     error = np.sqrt(ours.proba.prod(1) / naive.DRAWS)
     assert (np.abs(p - ours.proba[:, 1]) < 5 * error + 2e-3).all()
     assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
+
+
+def test_twin_has_the_kmeans_of_plain_distances():
+    """Ten iterations from ten starts: of each the centres by definition, and the best is taken."""
+    x = np.random.default_rng(2).normal(size=(90, 3)) * [1, 4, 0.3]
+    starts = np.random.default_rng(7)
+    runs = []
+    for _ in range(naive.STARTS):
+        z = x[starts.choice(len(x), 5, replace=False)]
+        for _ in range(naive.ITERATIONS):
+            nearest = np.linalg.norm(x[:, None] - z, axis=2).argmin(1)
+            z = np.array([x[nearest == k].mean(0) for k in range(5)])
+        runs.append((float(np.linalg.norm(x[:, None] - z, axis=2).min(1) @ np.ones(90)), z))
+    found = naive.kmeans(x, 5, np.random.default_rng(7))
+    assert any(np.allclose(found, z, rtol=1e-12) for _, z in runs)
+    inertia = [float(naive.assigned(x, z)[1].sum()) for _, z in runs]
+    assert naive.assigned(x, found)[1].sum() == pytest.approx(min(inertia))
+    # a centre without points stays
+    kept = naive.means(x, np.zeros(90, dtype=int), x[:2])
+    assert np.allclose(kept, [x.mean(0), x[1]])
 
 
 def test_twin_fits_from_features_to_posterior(cohort):
@@ -239,6 +260,11 @@ def test_json_has_the_numbers_and_the_machine(everything):
     sizes = {r["dtype"]: r["bytes_read"] / (r["patches"] * r["inducing"]) for r in sweeps}
     assert sizes == {"float64": 8, "float32": 4}
     assert len(by_case["scaling"]["curves"]) == 4
+    assert "default fit" in by_case["scaling"]["curves"]["patches N"]["costs"]
+    learned = by_case["default"]
+    assert learned["ratio"] == pytest.approx(learned["naive_seconds"] / learned["seconds"])
+    assert learned["parts"]["settings"] > learned["parts"]["solve"] > 0
+    assert not learned["notes"][0].startswith("0 settings")
 
 
 def strings(value) -> list[str]:
@@ -341,7 +367,7 @@ def test_a_busy_machine_is_mentioned():
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["nonsense"], "no such case: 'nonsense'; cases are fit, sweeps"),
+        (["nonsense"], "no such case: 'nonsense'; cases are fit, default"),
         (["fit", "--size", "huge"], "--size must be one of tiny, sicapv2, panda"),
         (["fit", "--threads", "0"], "--threads must be at least 1, got 0"),
         (["fit", "--repeats", "-1"], "--repeats must be at least 1, got -1"),

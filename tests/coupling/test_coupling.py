@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.model import coupling_matrix, kernel
 
+from gpmil.coupling import dense, envelope
 from gpmil.coupling import operator as coupling
 from gpmil.coupling.operator import (
     Banded,
@@ -66,6 +67,26 @@ def test_operator_equals_explicit_inverses(strength):
     assert np.allclose(op.logdet(), [np.linalg.slogdet(s)[1] for s in sigma], atol=1e-10)
     back = sparse_precision(adjacency, strength) @ op.apply(torch.from_numpy(x)).numpy()
     assert np.allclose(back, x, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", ["by lines", "shuffled"])
+@pytest.mark.parametrize("strength", [0.3, 40.0])
+def test_compiled_inverses_are_those_of_lapack(strength, order, monkeypatch):
+    """Bags side by side, padded; where rows reach far LAPACK is taken (WIDEST)."""
+    graphs = [grid(9, 12), random_graph(7, 0.4, 1), sp.csr_array((5, 5)), grid(1, 90)]
+    if order == "shuffled":
+        mixed = np.random.default_rng(1).permutation(108)
+        graphs[0] = sp.csr_array(graphs[0][mixed][:, mixed])
+        monkeypatch.setattr(dense, "WIDEST", 12)
+    adjacency, offsets = cohort(graphs)
+    edges, bags = coupling.Edges.of(adjacency, "cpu"), np.array([0, 1, 2, 3])
+    compiled = Dense.of(edges, offsets, bags, strength)
+    places = dense.Places.of(edges, offsets, bags)
+    sigma, logdet = dense.inverted(places.precision(edges, strength))
+    assert np.allclose(compiled.sigma, sigma, rtol=0, atol=1e-14)
+    assert np.allclose(compiled.logdet(), logdet, rtol=1e-13, atol=1e-12)
+    reach = envelope.entries(*(x.numpy() for x in (*edges[:2], *places[:2])))
+    assert (reach > 12 * offsets[-1]) == (order == "shuffled")
 
 
 def test_the_choice_is_by_size_and_edges():

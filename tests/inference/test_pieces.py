@@ -78,6 +78,29 @@ def test_a_model_does_not_depend_on_where_H_lies(bags, solver, store):
     assert relative_error(means[1], means[0]) < 1e-10
 
 
+def test_what_is_computed_anew_is_asked_for_all_that_it_can_tell(bags, monkeypatch):
+    """No pass for a gradient alone, and so fewer passes than with H in memory."""
+    asked = {name: [] for name in ("memory", "recompute")}
+    found = {}
+    for store, calls in asked.items():
+        problem = problem_of(bags, store)
+        for name in ("rise", "bound"):
+            plain = getattr(pieces.Chunk, name)
+
+            def counted(chunk, w, c, name=name, plain=plain, calls=calls):
+                calls.append(name)
+                return plain(chunk, w, c)
+
+            monkeypatch.setattr(pieces.Chunk, name, counted)
+        found[store] = inference.direct(problem, 60, 1e-10)
+        monkeypatch.undo()
+        monkeypatch.setattr(stores, "CHUNK_ROWS", 50)
+    assert relative_error(found["recompute"].w, found["memory"].w) < 1e-10
+    assert set(asked["recompute"]) == {"bound"}
+    assert asked["memory"].count("bound") < asked["memory"].count("rise")
+    assert len(asked["recompute"]) < len(asked["memory"])
+
+
 @pytest.mark.parametrize("solver", ["direct", "newton"])
 def test_a_fit_leaves_the_filters_of_warnings_alone(bags, solver, monkeypatch):
     """They belong to the process: two threads that change them side by side spoil them."""

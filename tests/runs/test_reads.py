@@ -10,8 +10,11 @@ import writers
 from synthetic import small_slides
 from typer.testing import CliRunner
 
+import gpmil
 from gpmil.cli import app
 from gpmil.io.slides import Slide
+from gpmil.models import with_novelty
+from gpmil.process import features, inducing
 
 FITTED = ["--coupling", "0.6", "--variance", "2.3", "--lengthscale", "1.7", "--mean", "-1.1"]
 FITTED += ["--n-inducing", "12", "--flags", "--calibrated", "--n-folds", "5"]
@@ -106,9 +109,9 @@ def reads(monkeypatch) -> Reads:
 def write_slides(folder: Path, seed: int) -> Path:
     """Feature files of a small cohort, and the table of its labels."""
     made = small_slides(n_bags=N_SLIDES, n_features=4, seed=seed)
-    for name, features, coords in zip(made["names"], made["arrays"], made["coords"]):
+    for name, values, coords in zip(made["names"], made["arrays"], made["coords"]):
         writers.trident(
-            folder / "features", name, features.astype("f4"), coords, patch_size_level0=256
+            folder / "features", name, values.astype("f4"), coords, patch_size_level0=256
         )
     table = {k: made[k] for k in ("names", "labels", "groups")}
     pd.DataFrame(table).set_axis(["slide", "label", "patient"], axis=1).to_csv(
@@ -137,6 +140,28 @@ def place(tmp_path_factory) -> Path:
         run("fit", *data_of(write_slides(place / "own", 14)), "--out", place / "fit", *FITTED)
         write_slides(place / "other", 15)
         yield place
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_fit_reads_features_in_a_file_at_most_twice(place, tmp_path, reads, monkeypatch, loaded):
+    """Once where they are loaded; else twice, but for the samples of k-means and novelty."""
+    own = place / "own"
+    bags = gpmil.read(own / "features", labels=own / "labels.csv", cache=tmp_path / "cache")
+    (counts,) = reads.mapped.values()
+    before = counts.copy()
+    if not loaded:
+        monkeypatch.setattr(features, "LOADED", 0)
+        monkeypatch.setattr(features, "ROWS", 16)
+        monkeypatch.setattr(inducing, "POINTS_PER_CENTRE", 3)
+        monkeypatch.setattr(with_novelty, "MOST_PATCHES", 1)
+    settings = {"coupling": 0.6, "variance": 2.3, "lengthscale": 1.7, "mean": -1.1}
+    gpmil.VGPMILPRI(**settings, n_inducing=4, random_state=0, device="cpu").fit(bags)
+    found = counts - before
+    if loaded:
+        assert set(found) == {1}
+    else:
+        # 16 rows that sums are taken about, 3 per centre, one of every slide
+        assert found.min() == 2 and (found - 2).sum() <= 16 + 3 * 4 + N_SLIDES
 
 
 @pytest.mark.parametrize("batch", [20_000, 40])

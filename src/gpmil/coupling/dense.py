@@ -1,5 +1,8 @@
 """Small bags: P and Sigma as dense matrices side by side, padded with unit rows to one length."""
 
+import functools
+from typing import Any, NamedTuple
+
 import numpy as np
 import scipy.sparse as sp
 import torch
@@ -8,6 +11,8 @@ from torch import Tensor
 
 from gpmil.coupling.part import Kernel
 from gpmil.coupling.precision import Edges, Offsets, bags_block, instance_rows
+
+WIDEST = 64  # entries in a row of the envelope, on average: above it LAPACK is quicker
 
 
 class Dense:
@@ -22,20 +27,22 @@ class Dense:
         bags: Int[np.ndarray, " b"],
         rows: Int[Tensor, " n"],
         mask: Bool[Tensor, "b p"],
-        precision: Float[Tensor, "b p p"],
+        sigma: Float[Tensor, "b p p"],
+        logdet: Float[Tensor, " b"],
     ):
         self.bags, self.rows, self.mask = bags, rows, mask
-        factor = torch.linalg.cholesky(precision)
-        self.sigma = torch.cholesky_inverse(factor)
-        # log|Sigma_b| = -log|P_b|
-        self._logdet = -2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        self.sigma, self._logdet = sigma, logdet
 
     @classmethod
     def of(
         cls, edges: Edges, offsets: Offsets, bags: Int[np.ndarray, " b"], strength: float
     ) -> "Dense":
         """Of some bags of a cohort, where its edges are."""
-        return cls(bags, *_side_by_side(edges, offsets, bags, strength))
+        places = Places.of(edges, offsets, bags)
+        found = _from_envelope(edges, places, strength)
+        if found is None:
+            found = inverted(places.precision(edges, strength))
+        return cls(bags, places.rows, places.mask, *found)
 
     def pad(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "b p k"]:
         """The bags side by side, zeros where a bag is shorter."""
@@ -69,6 +76,16 @@ class Dense:
         return (total * self.mask.sum(1) / taken.sum(1)).sum()
 
 
+def inverted(
+    precision: Float[Tensor, "b p p"],
+) -> tuple[Float[Tensor, "b p p"], Float[Tensor, " b"]]:
+    """Sigma = P^-1, and log|Sigma|."""
+    factor = torch.linalg.cholesky(precision)
+    # log|Sigma_b| = -log|P_b|
+    logdet = -2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return torch.cholesky_inverse(factor), logdet
+
+
 def padded_precision(
     adjacency: sp.csr_array, offsets: Offsets, bags: Int[np.ndarray, " b"], strength: float
 ) -> tuple[Int[np.ndarray, " n"], Bool[Tensor, "b p"], Float[Tensor, "b p p"]]:
@@ -77,31 +94,68 @@ def padded_precision(
     # their edges alone: those of the whole cohort would be gone through again for every batch
     own = Edges.of(bags_block(adjacency, offsets, bags, rows), "cpu")
     starts = np.concatenate([[0], np.cumsum(offsets[bags + 1] - offsets[bags])])
-    _, mask, P = _side_by_side(own, starts, np.arange(len(bags)), strength)
-    return rows, mask, P
+    places = Places.of(own, starts, np.arange(len(bags)))
+    return rows, places.mask, places.precision(own, strength)
 
 
-def _side_by_side(
-    edges: Edges, offsets: Offsets, bags: Int[np.ndarray, " b"], strength: float
-) -> tuple[Int[Tensor, " n"], Bool[Tensor, "b p"], Float[Tensor, "b p p"]]:
-    """Rows, places and P as `padded_precision` gives them, on the device that has the edges."""
-    device = edges.start.device
-    first, size = (
-        torch.from_numpy(a).to(device) for a in (offsets[bags], offsets[bags + 1] - offsets[bags])
-    )
-    b, p = len(bags), int((offsets[bags + 1] - offsets[bags]).max())
-    mask = torch.arange(p, device=device) < size[:, None]
-    place = mask.view(-1).nonzero()[:, 0]  # of every row among the b x p padded ones
-    rows = first[place // p] + place % p
-    P = torch.zeros(b * p, p, dtype=torch.float64, device=device)
-    # P = I + lambda (diag(A 1) - A), the padding with unit rows
-    count = edges.start[rows + 1] - edges.start[rows]
-    edge = torch.arange(int(count.sum()), device=device)
-    edge += (edges.start[rows] - (count.cumsum(0) - count)).repeat_interleave(count)
-    of = place.repeat_interleave(count)
-    P[of, edges.column[edge] - first[of // p]] = -strength * edges.weight[edge]
-    P = P.view(b, p, p)
-    diagonal = torch.ones(b, p, dtype=torch.float64, device=device)
-    diagonal[mask] += strength * edges.degree[rows]
-    P.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-    return rows, mask, P
+class Places(NamedTuple):
+    """Some bags side by side, on the device that has the edges."""
+
+    first: Int[Tensor, " b"]  # the row that a bag begins with
+    size: Int[Tensor, " b"]
+    mask: Bool[Tensor, "b p"]  # which of the padded places are filled
+    rows: Int[Tensor, " n"]
+
+    @classmethod
+    def of(cls, edges: Edges, offsets: Offsets, bags: Int[np.ndarray, " b"]) -> "Places":
+        """Padded to the size of the largest."""
+        device, sizes = edges.start.device, offsets[bags + 1] - offsets[bags]
+        first, size = (torch.from_numpy(a).to(device) for a in (offsets[bags], sizes))
+        within = torch.arange(int(sizes.max()), device=device)
+        mask = within < size[:, None]
+        return cls(first, size, mask, (first[:, None] + within)[mask])
+
+    def precision(self, edges: Edges, strength: float) -> Float[Tensor, "b p p"]:
+        """P = I + lambda (diag(A 1) - A), the padding with unit rows."""
+        (b, p), device, rows = self.mask.shape, edges.start.device, self.rows
+        place = self.mask.view(-1).nonzero()[:, 0]  # of every row among the b x p padded ones
+        P = torch.zeros(b * p, p, dtype=torch.float64, device=device)
+        count = edges.start[rows + 1] - edges.start[rows]
+        edge = torch.arange(int(count.sum()), device=device)
+        edge += (edges.start[rows] - (count.cumsum(0) - count)).repeat_interleave(count)
+        of = place.repeat_interleave(count)
+        P[of, edges.column[edge] - self.first[of // p]] = -strength * edges.weight[edge]
+        P = P.view(b, p, p)
+        diagonal = torch.ones(b, p, dtype=torch.float64, device=device)
+        diagonal[self.mask] += strength * edges.degree[rows]
+        P.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        return P
+
+
+# --- Compiled -------------------------------------------------------------------------------------
+
+
+def _from_envelope(
+    edges: Edges, places: Places, strength: float
+) -> tuple[Float[Tensor, "b p p"], Float[Tensor, " b"]] | None:
+    """As `inverted`, by compiled loops; None without Numba, on a GPU, or where rows are wide."""
+    loops = None if edges.start.is_cuda else _loops()
+    if loops is None:
+        return None
+    graph, bags = [x.numpy() for x in edges], [x.numpy() for x in places[:2]]
+    if loops.entries(*graph[:2], *bags) > WIDEST * len(places.rows):
+        return None
+    b, p = places.mask.shape
+    sigma = np.zeros((b, p, p))
+    logdet = loops.invert(*graph, *bags, strength, sigma)
+    return torch.from_numpy(sigma), torch.from_numpy(logdet)
+
+
+@functools.cache
+def _loops() -> Any:
+    """The module of loops; None where Numba cannot be used (fast/compiled.py says so)."""
+    try:
+        from gpmil.coupling import envelope
+    except (ImportError, RuntimeError):  # RuntimeError: no place for its cache
+        return None
+    return envelope

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
-from gpmil.coupling.dense import Dense, padded_precision
+from gpmil.coupling.dense import Dense, inverted, padded_precision
 from gpmil.coupling.large import Banded, Factored, tridiagonal
 from gpmil.coupling.part import Identity, Part
 from gpmil.coupling.precision import (
@@ -62,7 +62,8 @@ __all__ = [
     "tridiagonal",
 ]
 
-DENSE_LIMIT = 256  # patches per bag: above it a banded solve is cheaper than a dense inverse
+DENSE_LIMIT = 384  # patches per bag: above it a banded solve is cheaper than a dense inverse
+DENSE_WITHOUT_BAND = 4096  # and above this SuperLU where there is no narrow band
 GPU_DENSE_LIMIT = 2048  # and on a GPU, where many small steps cost more than much arithmetic
 BATCH_ELEMENTS = 2**17  # entries of one padded batch of Sigma on a CPU: some caches full
 GPU_BATCH_ELEMENTS = 2**24  # and on a GPU, which wants more to do at a time
@@ -198,9 +199,10 @@ def _large(
     order = reverse_cuthill_mckee(p, symmetric_mode=True).astype(np.int64)
     banded = p[order][:, order].tocoo()
     width = int(np.abs(banded.row - banded.col).max())
-    if width > len(rows) // 2 and len(rows) <= 16 * DENSE_LIMIT:
+    if width > len(rows) // 2 and len(rows) <= DENSE_WITHOUT_BAND:
         rows, mask, blocks = padded_precision(adjacency, offsets, bags, strength)
-        return Dense(bags, torch.from_numpy(rows).to(device), mask.to(device), blocks.to(device))
+        at = torch.from_numpy(rows).to(device), mask.to(device)
+        return Dense(bags, *at, *inverted(blocks.to(device)))
     if 16 * len(rows) * width > BAND_BYTES:
         return Factored(bag, torch.from_numpy(rows).to(device), p.tocsc())
     ordered = torch.from_numpy(rows[order]).to(device)

@@ -111,13 +111,14 @@ class Cohort:
             return self._points(np.arange(n), sizes).numpy()
 
         def every(centres: Float[Tensor, "k d"]) -> inducing.Tally:
-            found = _added(inducing.merge, self.cluster.map("tally", centres.cpu()))
+            found = _added(inducing.merge, self.cluster.map("tally", centres.cpu(), origin))
             return inducing.Tally(*(x.to(device) for x in found))
 
-        few = self._points(inducing.seed_points(n, k, seed), sizes).to(device)
-        centres = inducing.seeds(few, k, seed)
-        centres = inducing.lloyd(every, centres, sum(self.cluster.map("square")))
-        return inducing.distinct(centres.cpu().numpy())
+        few = self._points(inducing.seed_points(n, k, seed), sizes)
+        origin = few.mean(0)
+        centres = inducing.seeds(inducing.single(few, origin).to(device), k, seed)
+        centres = inducing.lloyd(every, centres, sum(self.cluster.map("square", origin)))
+        return inducing.distinct((centres.cpu() + origin).numpy())
 
     def _points(self, which: Int[np.ndarray, " m"], sizes: list[int]) -> Float[Tensor, "m d"]:
         return torch.cat(self.cluster.map("points", each=_local(which, sizes)))
@@ -148,7 +149,8 @@ class Cohort:
         sizes = [part.n_instances for part in self.parts]
         gradient, leaves_out, rough = zip(*self.cluster.map("traits"), strict=True)
         likelihood = RemoteLikelihood(self.cluster, any(gradient), all(leaves_out), sum(rough))
-        piece = RemotePiece(self.cluster, sizes, device, likelihood)
+        anew = plan.store == "recompute"
+        piece = RemotePiece(self.cluster, sizes, device, likelihood, anew)
         return inference.assemble([piece], Gathered(gram, trace), c, self.whole.n_instances)
 
     def leave_one_bag_out(
@@ -208,6 +210,7 @@ class RemotePiece:
     sizes: list[int]  # instances of each partition
     device: torch.device  # of the solver
     likelihood: RemoteLikelihood
+    anew: bool = False  # whether partitions compute H for every pass
 
     def pull(self, w: Tensor, c: float) -> Any:
         """As `Chunk.pull`, over all partitions; so are the others."""

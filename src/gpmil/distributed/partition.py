@@ -227,14 +227,17 @@ class Partition:
         """Some points of the sample."""
         return self._sampled[torch.from_numpy(which).to(self.device)].cpu()
 
-    def square(self) -> float:
-        """Sum of |x|^2 over the sample."""
-        return float(self._sampled.square().sum())
+    def square(self, origin: Float[Tensor, " d"]) -> float:
+        """Sum of |x|^2 over the sample, about an origin."""
+        return float(self._single(origin).square().sum())
 
-    def tally(self, centres: Float[Tensor, "k d"]) -> Tally:
+    def tally(self, centres: Float[Tensor, "k d"], origin: Float[Tensor, " d"]) -> Tally:
         """What Lloyd's step needs of the sample."""
-        found = inducing.tally_all(self._sampled, centres.to(self.device))
+        found = inducing.tally_all(self._single(origin), centres.to(self.device))
         return Tally(*(x.cpu() for x in found))
+
+    def _single(self, origin: Float[Tensor, " d"]) -> Float[Tensor, "m d"]:
+        return inducing.single(self._sampled, origin.to(self.device))
 
     @property
     def _sampled(self) -> Tensor:

@@ -1,7 +1,8 @@
 """One pass over the bags of a cohort: sums of log Z and of its gradient, H read once.
 
-See compiled.py. Four rows of H are multiplied at a time, and no branch stands inside the loops
-over the instances of a bag.
+See compiled.py. H comes from memory row by row for H w (four rows side by side took 2.6 times as
+long on an AMD machine), and from the cache, four rows at a time, for H'x. No branch stands inside
+the loops over the instances of a bag, and nothing depends on the width of the vector units.
 """
 
 import math
@@ -22,23 +23,12 @@ DOUBTFUL = -1e-3  # log q of a positive bag above which 1 - q needs care
 @njit(fastmath=ANY_ORDER, error_model="numpy")
 @no_type_check
 def times(H, start, stop, w, c, mu):
-    """mu = c + H w, four rows at a time."""
-    n, M, zero = stop - start, H.shape[1], w.dtype.type(0)
-    four = n - n % 4
-    for i in range(0, four, 4):
-        row = start + i
-        m0, m1, m2, m3 = zero, zero, zero, zero
-        for j in range(M):
-            m0 += H[row, j] * w[j]
-            m1 += H[row + 1, j] * w[j]
-            m2 += H[row + 2, j] * w[j]
-            m3 += H[row + 3, j] * w[j]
-        mu[i], mu[i + 1], mu[i + 2], mu[i + 3] = c + m0, c + m1, c + m2, c + m3
-    for i in range(four, n):
-        m0 = zero
-        for j in range(M):
-            m0 += H[start + i, j] * w[j]
-        mu[i] = c + m0
+    """mu = c + H w, one row after the other: memory comes fastest in one stream."""
+    for i in range(stop - start):
+        row, total = H[start + i], w.dtype.type(0)
+        for j in range(len(w)):
+            total += row[j] * w[j]
+        mu[i] = c + total
 
 
 @njit(fastmath=FUSED, error_model="numpy")

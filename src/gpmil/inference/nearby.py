@@ -1,34 +1,29 @@
 """The maximum of the collapsed bound near one that is known: a few labels more, or fewer.
 
 The Hessian of the fit before serves again, and a new one would cost ten gradients. Every step mends
-it instead, so that it is right along the steps taken (Broyden, Fletcher, Goldfarb and Shanno): with
-s = w - w_before and y the gradient of -L less the one before,
-
-    J <- J - J s s'J / s'J s + y y' / y's
+it instead, so that it is right along the steps taken (`steps.mended`).
 """
 
 import logging
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gpmil.inference.solvers import (
     Problem,
     Solution,
-    ascent,
     climb,
     collapsed_bound,
     relative,
     rise,
     said,
-    stalled,
 )
+from gpmil.inference.steps import ascent, mended, stalled
 
 logger = logging.getLogger("gpmil")
 SURE = 0.1  # of tol: the residual expected of the last step, which is not looked at
-WORSE = 4.0  # times the residual before: a step that leaves as much or more had no use
 PATIENCE = 12  # steps with one Hessian, which costs as much as fifteen gradients
+WORSE = 4.0  # times the residual before: a step that leaves as much or more had no use
 
 
 def maximum(
@@ -64,13 +59,3 @@ def maximum(
         trace.append(value)
         logger.debug("step %d nearby: bound %.6f, residual %.2e", step, value, residual)
     return said(Solution(w, max_iter, residual < tol, residual, trace, J), tol)
-
-
-def mended(
-    J: Float[Tensor, "M M"], s: Float[Tensor, " M"], y: Float[Tensor, " M"]
-) -> Float[Tensor, "M M"]:
-    """J with J s = y; as it is where -L is not convex along s."""
-    Js = J @ s
-    if float(s @ y) <= 0 or float(s @ Js) <= 0:
-        return J
-    return J - torch.outer(Js, Js) / (s @ Js) + torch.outer(y, y) / (s @ y)

@@ -36,6 +36,10 @@ class Piece(Protocol):
     """Some of the cohort, here or elsewhere: what it adds to the sums of one pass."""
 
     @property
+    def anew(self) -> bool:
+        """Whether H is computed for every pass, at more than the cost of a Hessian."""
+
+    @property
     def likelihood(self) -> Traits:
         """What its labels say, or what must be known of it here."""
 
@@ -67,6 +71,11 @@ class Chunk:
 
     H: Float[Tensor, "n M"]  # in the storage dtype
     likelihood: Likelihood
+
+    @property
+    def anew(self) -> bool:
+        """Here it lies in memory."""
+        return False
 
     @property
     def group(self) -> Group:

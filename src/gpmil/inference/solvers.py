@@ -28,6 +28,7 @@ from gpmil.fast.lanes import in_lanes
 from gpmil.inference import fused, leave_out
 from gpmil.inference.leave_out import Bag, Optimum
 from gpmil.inference.pieces import Chunk, Piece
+from gpmil.inference.steps import ascent, mended, stalled
 from gpmil.inference.stores import Gathered, Source, gather
 from gpmil.moments.likelihood import Family
 from gpmil.moments.taught import patches
@@ -36,9 +37,11 @@ from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
 Terms = TypeVar("Terms", bound=tuple[Any, ...])
+Look = Callable[..., tuple[Any, ...]]  # the bound at w, its gradient, and what more there is
 SIDE_BY_SIDE = 8  # chunks from which threads pay
 WARM_SWEEPS = 4  # plain sweeps before Newton: most of the distance at a tenth of the cost
-SERVES = 0.1  # a Hessian is kept while a step with it leaves at most so much of the residual
+SERVES = 0.1  # a Hessian is kept while a step with it leaves at most so much of the residual,
+PATIENCE = 8  # or for so many steps, if none of them had to be shortened
 EVERY = 8  # of the pieces of a large cohort make the sample that the direct solver starts with
 FEWEST = 4  # pieces in such a sample
 NEAR = 1.0  # relative residual at which a sample has served: its optimum is not the one of all
@@ -280,8 +283,9 @@ def direct(
 ) -> Solution:
     """Maximise L(w) = sum_b log Z_b(c + H_b w) - w'w / 2 by Newton with a line search.
 
-    A Hessian costs several gradients, so it is kept for as long as it serves: while every step
-    brings the residual down tenfold.
+    A Hessian costs as much as fifteen gradients. It is mended at every step, and a new one computed
+    only after a step that had to be shortened, or after so many. Where H itself is computed for
+    every pass, all that it can tell is taken from each: gradient and Hessian.
     """
     return said(_maximise(problem, max_iter, tol, start), tol)
 
@@ -289,29 +293,35 @@ def direct(
 def _maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None) -> Solution:
     """As `direct`, without its warning: the optimum of a sample is only a place to start."""
     w = _from_a_sample(problem, max_iter) if start is None else start
-    residual, fresh = float("inf"), True
-    value, gradient, curvature = collapsed_bound(problem, w)
+    look = collapsed_bound if any(piece.anew for piece in problem.chunks) else rise
+    residual, age = float("inf"), 0
+    value, gradient, J = collapsed_bound(problem, w)
     trace = [value]
     for step in range(1, max_iter + 1):
         last = residual < tol  # one more step below tol, as in `newton`
-        found = climb(problem, w, value, gradient, ascent(curvature, gradient))
-        if found is None and not fresh:  # an old Hessian led nowhere
-            value, gradient, curvature = collapsed_bound(problem, w)
-            found = climb(problem, w, value, gradient, ascent(curvature, gradient))
+        delta = ascent(J, gradient)
+        found = climb(problem, w, value, gradient, delta, look)
+        if found is None and age:  # an old Hessian led nowhere
+            J, age = collapsed_bound(problem, w)[2], 0
+            found = climb(problem, w, value, gradient, ascent(J, gradient), look)
         if found is None:
             return Solution(w, step, residual < tol, residual, trace)
-        before, (w, value, gradient) = residual, found
+        shortened = not torch.equal(found[0], w + delta)
+        J, age = (found[3], 0) if len(found) > 3 else (_mended_by(J, w, gradient, found), age + 1)
+        before, (w, value, gradient) = residual, found[:3]
         residual = relative(gradient, w)
         trace.append(value)
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
-        if last and residual < tol:
-            return Solution(w, step, True, residual, trace)
-        if stalled(trace):
+        if (last and residual < tol) or stalled(trace):
             return Solution(w, step, residual < tol, residual, trace)
-        fresh = residual > SERVES * before or before == float("inf")
-        if fresh and not residual < tol:
-            curvature = collapsed_bound(problem, w)[2]
+        stale = age > 0 and (shortened or age >= PATIENCE) and residual > SERVES * before
+        if stale and not residual < tol:
+            J, age = collapsed_bound(problem, w)[2], 0
     return Solution(w, max_iter, residual < tol, residual, trace)
+
+
+def _mended_by(J: Tensor, w: Tensor, gradient: Tensor, found: tuple) -> Tensor:
+    return mended(J, found[0] - w, gradient - found[2])
 
 
 def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
@@ -324,12 +334,6 @@ def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
         return torch.zeros_like(problem.R[0])
     sample = replace(problem, chunks=some, share=problem.share * len(some) / len(problem.chunks))
     return _maximise(sample, max_iter, NEAR, torch.zeros_like(problem.R[0])).w
-
-
-def stalled(trace: list[float]) -> bool:
-    """The bound has not risen beyond rounding for ten steps: what is left is noise."""
-    recent = trace[-11:]
-    return len(recent) == 11 and max(recent) - recent[0] <= 1e-12 * abs(recent[0])
 
 
 def collapsed_bound(
@@ -348,22 +352,18 @@ def rise(problem: Problem, w: Float[Tensor, " M"]) -> tuple[float, Float[Tensor,
     return log_z - problem.share * float(w @ w) / 2, gradient - problem.share * w
 
 
-def ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
-    """Newton's direction; where -L is not convex, with the curvatures' absolute values."""
-    factor, failed = torch.linalg.cholesky_ex(curvature)
-    if not failed:
-        return torch.cholesky_solve(gradient[:, None], factor)[:, 0]
-    values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
-    return vectors @ ((vectors.mT @ gradient) / values.abs().clamp(min=1e-3))
+def climb(
+    problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: Tensor, look: Look = rise
+):
+    """The first of delta, delta/2, ... with enough of the promised rise (Armijo), or None.
 
-
-def climb(problem: Problem, w: Tensor, value: float, gradient: Tensor, delta: Tensor):
-    """The first of delta, delta/2, ... with enough of the promised rise (Armijo), or None."""
+    With what `look` says of it: the bound, its gradient, and the Hessian if asked for.
+    """
     promised, length = float(gradient @ delta), 1.0
     rounding = 1e-13 * abs(value) + sum(piece.likelihood.roughness for piece in problem.chunks)
     while length >= 1e-8:
         trial = w + length * delta
-        found = rise(problem, trial)
+        found = look(problem, trial)
         finite = bool(torch.isfinite(found[1]).all())
         if finite and found[0] >= value + 1e-4 * length * promised - rounding:
             return trial, *found

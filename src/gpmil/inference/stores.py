@@ -203,7 +203,13 @@ class _Keeper:
 
 class _Memory(_Keeper):
     def __init__(self, source: Source):
-        self.H = torch.empty(source.shape, dtype=source.dtype, device=source.device)
+        if source.device.type == "cpu":
+            # NumPy asks for large pages: reading H takes two thirds of the time that it takes with
+            # torch's (31 GB/s against 18 on an AMD machine)
+            kind = np.float64 if source.dtype == torch.float64 else np.float32
+            self.H = torch.from_numpy(np.empty(source.shape, kind))
+        else:
+            self.H = torch.empty(source.shape, dtype=source.dtype, device=source.device)
 
     def put(self, rows: Tensor, H: Tensor) -> None:
         self.H[rows] = H
@@ -308,6 +314,7 @@ class _Deferred:
     """A piece whose chunk is made for the pass and let go."""
 
     likelihood: Likelihood
+    anew = False
 
     def chunk(self) -> Chunk:
         """The chunk, H and all."""
@@ -360,6 +367,7 @@ class Recomputed(_Deferred):
 
     likelihood: Likelihood
     source: Source
+    anew = True
 
     def chunk(self) -> Chunk:
         """H computed anew from the features."""

@@ -18,11 +18,14 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from gpmil.fast.lanes import in_lanes
+from gpmil.fast.memory import free_memory
 
 logger = logging.getLogger("gpmil")
 ROWS = 8192  # rows converted to float64 at a time
 GPU_ROWS = 2**18  # and on a GPU
 GPU_SHARE = 0.4  # of its free memory that features may take to stay there
+LOADED = 2**29  # bytes of features in a file up to which a fit loads them, and reads them once
+LOADED_SHARE = 0.1  # of the free memory that they may take then
 
 Rows = np.ndarray | Tensor  # (N, D) features where they lie: in memory, in a file, on a GPU
 
@@ -52,7 +55,15 @@ class FeatureMap:
 
 
 def on_device(features: Num[np.ndarray, "N D"], device: torch.device) -> Rows:
-    """The features themselves, or a copy of them on the GPU in their own dtype if there is room."""
+    """The features themselves, or a copy of them in their own dtype on the GPU if there is room.
+
+    A small file is loaded: a fit goes through its features four times (statistics, k-means, the
+    first pass, novelty), of a large file twice and through two samples.
+    """
+    if device.type != "cuda" and isinstance(features, np.memmap):
+        room = free_memory(device)
+        most = LOADED if room is None else min(LOADED, LOADED_SHARE * room)
+        return np.array(features) if features.nbytes <= most else features
     if device.type != "cuda" or features.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
         return features
     with warnings.catch_warnings():  # the array may be read-only; nothing writes to it here

@@ -23,12 +23,12 @@ the outer one for e, which is there for slides that no inducing point is near to
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP
@@ -65,16 +65,18 @@ class Sums(NamedTuple):
 
     def precision(self) -> Float[Tensor, "M M"]:
         """R = I + sum w w'."""
-        return torch.eye(len(self.first)).to(self.second) + self.second
+        R = self.second.clone()
+        R.diagonal().add_(1)
+        return R
 
     def metric(self) -> Float[Tensor, "M M"]:
         """The Cholesky factor of C + r I."""
         mean = self.first / self.n
-        C = self.second / self.n - torch.outer(mean, mean)
+        C = (self.second / self.n).addr_(mean, mean, alpha=-1)
         # where all patches are one, C is what rounding leaves of a difference
-        rounded = EPS * (self.second / self.n).diagonal().mean()
-        r = RIDGE * C.diagonal().mean().clamp(min=0.0) + rounded + TINY
-        return torch.linalg.cholesky((C + C.mT) / 2 + r * torch.eye(len(C)).to(C))
+        rounded = EPS * self.second.diagonal().mean() / self.n
+        C.diagonal().add_(RIDGE * C.diagonal().mean().clamp(min=0.0) + rounded + TINY)
+        return torch.linalg.cholesky(C)
 
 
 class Slides(NamedTuple):
@@ -105,29 +107,34 @@ class Looked:
     """Some of the training slides, where they lie: w_i and k(x_i, x_i) of patches looked at."""
 
     start: int  # the number of the first one among all of them
-    W: list[Float[Tensor, "_ M"]]
-    own: list[Float[Tensor, " _"]]
+    W: Float[Tensor, "n M"]
+    own: Float[Tensor, " n"]
+    bag: Int[np.ndarray, " n"]  # which of the slides here every patch is of, in order
+    slides: int
 
     @classmethod
     def at(cls, start: int, gp: SparseGP, slides: Sequence[Float[Tensor, "_ d"]]) -> "Looked":
         """From kernel inputs."""
-        return cls(start, [gp.whiten(x) for x in slides], [gp.kernel.diagonal(x) for x in slides])
+        x = torch.cat([gp.inducing[:0], *slides])
+        bag = np.repeat(np.arange(len(slides)), [len(own) for own in slides])
+        W = gp.whiten(x).contiguous()  # slides are cut out of it
+        return cls(start, W, gp.kernel.diagonal(x), bag, len(slides))
 
     def cpu(self) -> "Looked":
         """The same to be asked from elsewhere."""
-        return Looked(self.start, [w.cpu() for w in self.W], [k.cpu() for k in self.own])
+        return replace(self, W=self.W.cpu(), own=self.own.cpu())
 
-    def first(self) -> tuple[Sums | None, list[Float[Tensor, " M"]]]:
+    def first(self) -> tuple[Sums | None, Float[Tensor, "s M"]]:
         """The sums, and phi of every slide."""
-        return self._sums(range(len(self.W))), [w.mean(0) for w in self.W]
+        return self._sums(slice(None)), bag_mean(self.W, self.bag)
 
-    def spreads(self, metric: Float[Tensor, "M M"]) -> list[Float[Tensor, " 1"]]:
+    def spreads(self, metric: Float[Tensor, "M M"]) -> Float[Tensor, " s"]:
         """v of every slide."""
-        return [_in_metric(metric, [w]).spread for w in self.W]
+        return Slides.of(_solved(metric, self.W), self.bag).spread
 
     def of_patient(self, patient: Int[np.ndarray, " S"], p: int) -> Sums | None:
         """The sums over the slides of a patient that lie here."""
-        return self._sums(np.flatnonzero(self._mine(patient) == p).tolist())
+        return self._sums(self._patches_of(self._mine(patient) == p))
 
     def scores(
         self,
@@ -139,23 +146,30 @@ class Looked:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """d_b, the mean e_i of every slide, and all e_i: each without its patient."""
         mine = self._mine(patient)
-        d, e = np.empty(len(self.W)), [np.empty(0)] * len(self.W)
+        d, e = np.empty(self.slides), np.empty(len(self.bag))
         for p in np.unique(mine):
-            inside, outside = np.flatnonzero(mine == p).tolist(), np.flatnonzero(patient != p)
-            own = sums([self.W[b] for b in inside])
-            others = every.less(apart.get(int(p), own))
+            rows, outside = self._patches_of(mine == p), np.flatnonzero(patient != p)
+            W, bag = self.W[rows], np.unique(self.bag[rows], return_inverse=True)[1]
+            others = every.less(apart.get(int(p)) or sums(W))
             metric, chol = others.metric(), torch.linalg.cholesky(others.precision())
-            rest = Slides(_solved(metric, phi[outside]), spreads[outside])
-            d[inside] = _in_metric(metric, [self.W[b] for b in inside]).nearest(rest)
-            for b in inside:
-                e[b] = explained(chol, self.own[b], self.W[b]).cpu().numpy()
-        return d, np.array([a.mean() for a in e]), np.concatenate([np.empty(0), *e])
+            Y = _solved(metric, torch.cat([W, phi[outside]]))
+            rest = Slides(Y[len(W) :], spreads[outside])
+            d[mine == p] = Slides.of(Y[: len(W)], bag).nearest(rest)
+            e[rows] = explained(chol, self.own[rows], W).cpu().numpy()
+        each = bag_mean(torch.from_numpy(e)[:, None], self.bag)[:, 0]
+        return d, each.numpy(), e
 
     def _mine(self, patient: Int[np.ndarray, " S"]) -> Int[np.ndarray, " s"]:
-        return patient[self.start : self.start + len(self.W)]
+        return patient[self.start : self.start + self.slides]
 
-    def _sums(self, chosen: Sequence[int]) -> Sums | None:
-        return sums([self.W[b] for b in chosen]) if len(chosen) else None
+    def _patches_of(self, slides: Bool[np.ndarray, " s"]) -> slice | Int[np.ndarray, " k"]:
+        """The rows of some slides; one slide after the other is no copy."""
+        rows = np.flatnonzero(slides[self.bag])
+        together = len(rows) > 0 and rows[-1] - rows[0] == len(rows) - 1
+        return slice(int(rows[0]), int(rows[-1]) + 1) if together else rows
+
+    def _sums(self, rows: slice | Int[np.ndarray, " k"]) -> Sums | None:
+        return sums(self.W[rows]) if len(self.bag[rows]) else None
 
 
 @dataclass(frozen=True)
@@ -177,9 +191,8 @@ class Seen:
         Nothing comes back but sums, and a few numbers per slide and patch.
         """
         totals, means = zip(*ask("first"))
-        every, phi = _added(totals), torch.stack([own for part in means for own in part])
-        found = ask("spreads", every.metric())
-        spreads = torch.cat([own for part in found for own in part])
+        every, phi = _added(totals), torch.cat(means)
+        spreads = torch.cat(ask("spreads", every.metric()))
         parts = np.repeat(np.arange(len(means)), [len(part) for part in means])
         split = [p for p in np.unique(patient) if len(np.unique(parts[patient == p])) > 1]
         apart = {int(p): _added(ask("of_patient", patient, int(p))) for p in split}
@@ -234,9 +247,9 @@ def enough(patient: Int[np.ndarray, " S"]) -> bool:
     return len(patient) >= FEWEST_SLIDES and len(np.unique(patient)) >= FEWEST_PATIENTS
 
 
-def sums(W: Sequence[Float[Tensor, "_ M"]]) -> Sums:
-    """Over some slides."""
-    return _added([Sums(float(len(w)), w.sum(0), w.mT @ w) for w in W])
+def sums(W: Float[Tensor, "n M"]) -> Sums:
+    """Over some patches."""
+    return Sums(float(len(W)), W.sum(0), W.mT @ W)
 
 
 def _added(parts: Iterable[Sums | None]) -> Sums:
@@ -286,12 +299,6 @@ def fences(scores: Float[np.ndarray, "S 2"]) -> Float[np.ndarray, " 2"]:
 def _solved(chol: Float[Tensor, "M M"], rows: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
     """chol^-1 of every row."""
     return torch.linalg.solve_triangular(chol, rows.mT, upper=False).mT
-
-
-def _in_metric(chol: Float[Tensor, "M M"], W: Sequence[Float[Tensor, "_ M"]]) -> Slides:
-    """Some slides, from w_i of their patches."""
-    bag = np.repeat(np.arange(len(W)), [len(w) for w in W])
-    return Slides.of(_solved(chol, torch.cat(list(W))), bag)
 
 
 def explained(

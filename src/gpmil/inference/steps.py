@@ -1,0 +1,34 @@
+"""Newton's direction from a Hessian of -L, which the steps taken mend, and when to end."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
+    """Newton's direction; where -L is not convex, with the curvatures' absolute values."""
+    factor, failed = torch.linalg.cholesky_ex(curvature)
+    if not failed:
+        return torch.cholesky_solve(gradient[:, None], factor)[:, 0]
+    values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
+    return vectors @ ((vectors.mT @ gradient) / values.abs().clamp(min=1e-3))
+
+
+def mended(
+    J: Float[Tensor, "M M"], s: Float[Tensor, " M"], y: Float[Tensor, " M"]
+) -> Float[Tensor, "M M"]:
+    """A Hessian of -L that is right along a step s (Broyden, Fletcher, Goldfarb and Shanno).
+
+    With y the gradient of -L less the one before the step, J <- J - J s s'J / s'J s + y y' / y's:
+    J s = y. It stays as it is where -L is not convex along s.
+    """
+    Js = J @ s
+    if float(s @ y) <= 0 or float(s @ Js) <= 0:
+        return J
+    return J - torch.outer(Js, Js) / (s @ Js) + torch.outer(y, y) / (s @ y)
+
+
+def stalled(trace: list[float]) -> bool:
+    """The bound has not risen beyond rounding for ten steps: what is left is noise."""
+    recent = trace[-11:]
+    return len(recent) == 11 and max(recent) - recent[0] <= 1e-12 * abs(recent[0])
