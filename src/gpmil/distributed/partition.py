@@ -20,6 +20,7 @@ from torch import Tensor
 from gpmil.coupling.operator import dense_parts, instance_rows, parts, runs
 from gpmil.data.bags import Bags
 from gpmil.inference import leave_out
+from gpmil.inference.extended import Kept
 from gpmil.inference.leave_out import Bag, Mean, Optimum
 from gpmil.inference.pieces import Piece
 from gpmil.inference.solvers import Problem, summed
@@ -114,6 +115,8 @@ class Partition:
         self._plan: Plan | None = None
         self.pieces: Sequence[Piece] = ()
         self._problem: Problem | None = None
+        self.keeps = False  # W and H of the last pass, for the next one
+        self.kept: Kept | None = None
 
     # --- What lies here -----------------------------------------------------------------------
 
@@ -252,11 +255,21 @@ class Partition:
             self._gp, self._inputs, self.bags.adjacency, self.bags.offsets, self.positive,
             plan.strength, plan.dtype, plan.likelihood, self._known(),
         )  # fmt: skip
-        self.pieces, found = gather(source, plan.store)
+        found = self._gathered(source, plan.store)
         # the pieces as `summed` takes them: the rest of a problem is the coordinator's
         n = self.bags.n_instances
         self._problem = Problem(self.pieces, found.gram, found.gram, 0.0, n, 0.0)
         return Gathered(found.gram.cpu(), found.trace)
+
+    def _gathered(self, source: Source, store: str) -> Gathered:
+        """The pieces, and the sums of the first pass: from what is kept, where something is."""
+        kept = None if self.kept is None else self.kept.at(source)
+        if kept is not None:
+            self.kept, self.pieces = kept, kept.pieces(source)
+            return kept.gathered
+        self.pieces, found = gather(source, store)
+        self.kept = Kept.of(source, self.pieces, found) if self.keeps else None
+        return found
 
     def _known(self) -> Int[np.ndarray, " n"] | None:
         """Labels of instances, where they count."""

@@ -18,6 +18,7 @@ from gpmil.data.bags import Bags
 from gpmil.distributed.partition import Facts, Partition, Plan
 from gpmil.inference import leave_out, leave_patients
 from gpmil.inference import solvers as inference
+from gpmil.inference.extended import Kept
 from gpmil.inference.solvers import Problem
 from gpmil.inference.stores import Gathered
 from gpmil.process import features, inducing
@@ -76,6 +77,15 @@ class WholeCohort:
     def some_bags(self, chosen: Int[np.ndarray, " b"]) -> Bags:
         """What settings are learned from."""
         return self.bags[chosen]
+
+    def keep(self, kept: Kept | None) -> None:
+        """Keep W and H beyond a problem; `kept` are those of an earlier one of these bags."""
+        self.partition.keeps, self.partition.kept = True, kept
+
+    @property
+    def kept(self) -> Kept | None:
+        """W and H of the last problem, where they are kept."""
+        return self.partition.kept
 
     def problem(self, plan: Plan, c: float, device: torch.device) -> Problem:
         """The training cohort as inference sees it."""

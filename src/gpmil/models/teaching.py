@@ -8,11 +8,11 @@ import copy
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from gpmil.data.bags import Bags
@@ -20,6 +20,7 @@ from gpmil.distributed import WholeCohort
 from gpmil.files.persistence import CARD
 from gpmil.inference import nearby
 from gpmil.inference import solvers as inference
+from gpmil.inference.extended import Kept
 from gpmil.inference.pieces import Chunk
 from gpmil.models.base import progress_shown, resolve_device, training_labels
 from gpmil.models.checks import count, flag, one_of
@@ -72,6 +73,23 @@ def _more(n: int) -> str:
     return "" if n == 1 else f" (and {n - 1} more)"
 
 
+class Lesson(NamedTuple):
+    """What an update leaves for the next one."""
+
+    curvature: Float[Tensor, "M M"] | None = None
+    known: Int[np.ndarray, " N"] | None = None  # labels of patches
+    kept: Kept | None = None
+    features: Shaped[np.ndarray, "N D"] | None = None  # those of `kept`
+
+    def kept_of(self, bags: Bags) -> Kept | None:
+        """W and H, if they are of these features: with_instance_labels hands them on."""
+        one, other = self.features, bags.features
+        if one is None or one.shape != other.shape or one.dtype != other.dtype:
+            return None
+        same = one.__array_interface__["data"] == other.__array_interface__["data"]
+        return self.kept if same else None
+
+
 class TeachableGP(PointsOnLesions):
     """A model whose fit may know the labels of some patches."""
 
@@ -83,8 +101,7 @@ class TeachableGP(PointsOnLesions):
     # so many of inducing_points_, before those on lesions
     inducing_from_labels_: int
     instance_labels: Any
-    # the Hessian and the labels of the last update, neither saved nor copied
-    _lesson: tuple[Float[Tensor, "M M"] | None, Int[np.ndarray, " N"] | None] = (None, None)
+    _lesson: Lesson = Lesson()  # of the last update, neither saved nor copied
 
     def _check_teaching(self) -> None:
         one_of("instance_labels", self.instance_labels, WORDS)
@@ -113,7 +130,7 @@ class TeachableGP(PointsOnLesions):
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
     ) -> Float[np.ndarray, "M D"]:
         """Those of the model without labels, and the labelled patches."""
-        self.inducing_from_labels_, rows, self._lesson = 0, None, (None, None)
+        self.inducing_from_labels_, rows, self._lesson = 0, None, Lesson()
         if self._is_taught() and cohort.bags is not None:
             rows = labelled_rows(cohort.bags, labels)  # said before the work
         points = super()._place_inducing(cohort, labels, device)
@@ -189,10 +206,12 @@ class TeachableGP(PointsOnLesions):
         w = torch.from_numpy(self.whitened_mean_).to(device)
         self.inducing_points_ = self._points_with(bags, rows)
         cohort, gp = WholeCohort(bags, device, labels), self._gp(device)
+        cohort.keep(self._lesson.kept_of(bags))
         problem = self._problem(gp, cohort)
         T = moved(before, gp)
         if self.solver == "direct":
             found = self._solve_near(problem, T, T @ w, bags.instance_labels)
+            self._lesson = self._lesson._replace(kept=cohort.kept, features=bags.features)
         else:
             found = self._solve(problem)
         q = self._kept(gp, problem, found)
@@ -208,7 +227,7 @@ class TeachableGP(PointsOnLesions):
         """The optimum from w, with the Hessian of the last update."""
         J = self._near_curvature(problem, T, w, known)
         found = nearby.maximum(problem, int(self.max_iter), float(self.tol), w, J)
-        self._lesson = (found.curvature, known)
+        self._lesson = Lesson(found.curvature, known)
         return found
 
     def _near_curvature(
@@ -219,7 +238,7 @@ class TeachableGP(PointsOnLesions):
 
         In the new w it is T J T' + I - T T': where the earlier points say nothing, the prior.
         """
-        J, before = self._lesson
+        J, before = self._lesson[:2]
         in_memory = [piece for piece in problem.chunks if isinstance(piece, Chunk)]
         if J is None or before is None or len(in_memory) < len(problem.chunks):
             return inference.collapsed_bound(problem, w)[2]
