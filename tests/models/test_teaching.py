@@ -1,5 +1,6 @@
 """Models that know the labels of some patches: the fit, `update`, limits and errors."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +9,13 @@ import torch
 from oracles import model as oracle
 from oracles import slide_effect as naive
 from oracles import taught
+from scipy.special import expit
 from scipy.stats import multivariate_normal
 from synthetic import pr, pri, small_cohort
 
 import gpmil
 from gpmil.distributed import WholeCohort
+from gpmil.files import persistence
 from gpmil.inference import leave_out, objective
 
 TAU, COUPLING, MEAN, VARIANCE, LENGTH = 0.9, 0.7, -0.4, 2.3, 1.8
@@ -153,6 +156,75 @@ def test_all_patches_labelled_is_probit_classification():
     probit = pr(**numbers, inducing=told.inducing_points_).fit(apart)
     np.testing.assert_allclose(told.whitened_mean_, probit.whitened_mean_, atol=1e-9)
     np.testing.assert_allclose(told.whitened_precision_, probit.whitened_precision_, atol=1e-9)
+
+
+# --- Slides ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", [0.0, 1.3])
+def test_a_slide_has_the_average_of_with_and_without_labels(context, truth, bags, inducing):
+    more = {"slide_context": context, "slide_context_lengthscale": 1.7, "inducing": inducing}
+    plain = pri(**NUMBERS, **more).fit(bags)
+    model = copy.copy(plain).update(bags)
+    alone = copy.copy(model)  # labels alone
+    alone.untaught_mean_ = None
+    fresh = pri(**NUMBERS, **more, instance_labels="use").fit(bags)
+    for name in ("untaught_mean_", "untaught_precision_"):
+        expected = getattr(plain, name.replace("untaught", "whitened"))
+        np.testing.assert_array_equal(getattr(model, name), expected)
+        np.testing.assert_allclose(getattr(fresh, name), expected, atol=1e-8)
+    found = [m.predict_all(bags, level=0.8) for m in (model, alone, plain)]
+    ways = [one.proba for one in found]
+    np.testing.assert_allclose(ways[0], (ways[1] + ways[2]) / 2, rtol=1e-12)
+    assert np.abs(ways[1] - ways[2]).max() > 0.05
+    np.testing.assert_allclose(np.exp(model.log_proba_negative(bags)[0]), ways[0][:, 0], rtol=1e-12)
+    low, high = found[0].interval.T
+    assert (low < ways[0][:, 1]).all() and (high > ways[0][:, 1]).all()
+    ends = [
+        np.stack(m.predict_interval(bags, base_rate=False), axis=1) for m in (model, alone, plain)
+    ]
+    np.testing.assert_allclose(ends[0], (ends[1] + ends[2]) / 2, rtol=1e-9)
+    # patches are as taught
+    np.testing.assert_array_equal(found[0].instances.mean, found[1].instances.mean)
+    told = [m.predict_evidence(bags) for m in (model, alone, plain)]
+    np.testing.assert_allclose(expit(told[0].total), ways[0][:, 1], rtol=1e-9)
+    parts = [expit(-one.patches) for one in told]
+    np.testing.assert_allclose(parts[0], (parts[1] + parts[2]) / 2, rtol=1e-9)
+
+
+def test_patients_of_a_taught_model(bags, inducing):
+    grouped = gpmil.Bags.from_arrays(
+        bags.split(bags.features), labels=bags.labels, coords=bags.split(bags.coords), step=7.0,
+        instance_labels=bags.split(bags.instance_labels), groups=np.arange(len(bags)) // 2,
+    )  # fmt: skip
+    plain = pri(**NUMBERS, inducing=inducing).fit(grouped)
+    model = copy.copy(plain).update(grouped)
+    alone = copy.copy(model)
+    alone.untaught_mean_ = None
+    said = [m.predict_patients(grouped).proba for m in (model, alone, plain)]
+    np.testing.assert_allclose(said[0], (said[1] + said[2]) / 2, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        (lambda a: a | {"untaught_mean_": a["untaught_mean_"][1:]}, "untaught"),
+        (lambda a: {k: v for k, v in a.items() if k != "untaught_level_"}, "and the others"),
+        (lambda a: a | {"untaught_precision_": -a["untaught_precision_"]}, "untaught_precision_"),
+    ],
+)
+def test_damage_to_what_is_known_without_labels(change, match, model, tmp_path):
+    arrays, card = model._saved()
+    persistence.write(tmp_path / "model", change(arrays), card)
+    with pytest.raises(ValueError, match=match):
+        gpmil.load(tmp_path / "model")
+
+
+def test_a_taught_model_of_an_earlier_version_learns_it_at_the_next_update(model, bags):
+    earlier = copy.copy(model)
+    earlier.__dict__.update(dict.fromkeys(k for k in vars(model) if k.startswith("untaught_")))
+    earlier.update(bags)
+    np.testing.assert_allclose(earlier.untaught_mean_, model.untaught_mean_, atol=1e-8)
 
 
 # --- Errors ---------------------------------------------------------------------------------------

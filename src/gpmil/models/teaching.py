@@ -2,6 +2,9 @@
 
 Labels of patches in positive bags enter the likelihood (moments/taught.py), and these patches are
 inducing points as well: what was pointed at must not be lost between k-means centres.
+
+Labels say what tumour is, and with that also what else is not, though it may tell slides apart. So
+q(u) of the fit without them is kept, and a slide's probability is the average of the two.
 """
 
 import copy
@@ -17,6 +20,7 @@ from torch import Tensor
 
 from gpmil.data.bags import Bags
 from gpmil.distributed import WholeCohort
+from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.files.persistence import CARD
 from gpmil.inference import nearby
 from gpmil.inference import solvers as inference
@@ -27,7 +31,7 @@ from gpmil.models.checks import count, flag, one_of
 from gpmil.models.cross_fit import CrossFit
 from gpmil.models.on_lesions import PointsOnLesions
 from gpmil.models.saved import Arrays, Card
-from gpmil.models.saved_checks import Damaged, Symbols
+from gpmil.models.saved_checks import Array, Damaged, Symbols
 from gpmil.models.sparse import TrainingCohort
 from gpmil.moments.taught import patches
 from gpmil.process.sparse_gp import Posterior, SparseGP
@@ -35,6 +39,7 @@ from gpmil.process.sparse_gp import Posterior, SparseGP
 logger = logging.getLogger("gpmil")
 Model = TypeVar("Model", bound="TeachableGP")
 WORDS = ("ignore", "use")
+UNTAUGHT = ("untaught_mean_", "untaught_precision_", "untaught_level_")
 MOST_POINTS = 500  # labelled patches that become inducing points
 
 
@@ -93,6 +98,11 @@ class Lesson(NamedTuple):
 class TeachableGP(PointsOnLesions):
     """A model whose fit may know the labels of some patches."""
 
+    ARRAYS = PointsOnLesions.ARRAYS | {
+        "untaught_mean_": Array(("U",), "finite", optional=True),
+        "untaught_precision_": Array(("U", "U"), "precision", optional=True),
+        "untaught_level_": Array((1,), "finite", optional=True),
+    }
     NUMBERS = PointsOnLesions.NUMBERS | {"inducing_from_labels_": partial(count, least=0)}
     LATER: ClassVar[dict[str, dict[str, Any]]] = PointsOnLesions.LATER | {
         "instance_labels": {"inducing_from_labels_": 0}
@@ -100,6 +110,10 @@ class TeachableGP(PointsOnLesions):
 
     # so many of inducing_points_, before those on lesions
     inducing_from_labels_: int
+    # whitened q(u) and the level of the context without labels; None where none were used
+    untaught_mean_: Float[np.ndarray, " U"] | None = None
+    untaught_precision_: Float[np.ndarray, "U U"] | None = None
+    untaught_level_: Float[np.ndarray, " 1"] | None = None
     instance_labels: Any
     _lesson: Lesson = Lesson()  # of the last update, neither saved nor copied
 
@@ -161,6 +175,57 @@ class TeachableGP(PointsOnLesions):
                 f"{CARD}: inducing_from_labels_: expected at most {most}, found "
                 f"{self.inducing_from_labels_}"
             )
+        there = [getattr(self, name) is not None for name in UNTAUGHT]
+        if any(there) and not (all(there) and self._is_taught()):
+            raise Damaged(f"{FILE}: {UNTAUGHT[0]}: expected with a taught model, and the others")
+        wanted = len(self.whitened_mean_) - self.inducing_from_labels_
+        if self.untaught_mean_ is not None and len(self.untaught_mean_) != wanted:
+            raise Damaged(
+                f"{FILE}: {UNTAUGHT[0]}: expected {wanted} numbers, one for every weight that "
+                f"belongs to no label, found {len(self.untaught_mean_)}"
+            )
+
+    # --- The model without labels -------------------------------------------------------------
+
+    def _voices(self) -> list["TeachableGP"]:
+        known = self.untaught_mean_
+        if known is None or np.array_equal(known, self.whitened_mean_):
+            return [self]
+        assert self.untaught_level_ is not None and self.untaught_precision_ is not None
+        plain = self._at_other_points()
+        plain.whitened_mean_, plain.whitened_precision_ = known, self.untaught_precision_
+        plain.slide_context_level_ = float(self.untaught_level_[0])
+        return [self, plain]
+
+    def _at_other_points(self: Model) -> Model:
+        """A copy that knows no labels, nor their inducing points."""
+        plain, points = copy.copy(self), self.inducing_points_
+        last = len(points) - self.inducing_from_lesions_
+        first = last - self.inducing_from_labels_
+        plain.inducing_points_ = np.concatenate([points[:first], points[last:]])
+        plain.instance_labels, plain.inducing_from_labels_ = "ignore", 0
+        plain.__dict__.update(dict.fromkeys(UNTAUGHT))
+        return plain
+
+    def _keep_untaught(self, of: "TeachableGP") -> None:
+        self.untaught_mean_, self.untaught_precision_ = of.whitened_mean_, of.whitened_precision_
+        self.untaught_level_ = np.array([of.slide_context_level_])
+
+    def _fit_untaught(self, cohort: TrainingCohort, device: torch.device) -> None:
+        """The same fit without labels, after that with them."""
+        self.__dict__.update(dict.fromkeys(UNTAUGHT))
+        if not self._is_taught():
+            return
+        plain = self._at_other_points()
+        gp = plain._gp(device)
+        problem = plain._problem(gp, cohort)
+        plain._keep_level_of(cohort, gp, plain._kept(gp, problem, plain._solve(problem)))
+        self._keep_untaught(plain)
+
+    def _keep_level_of(self, cohort: TrainingCohort, gp: SparseGP, q: Posterior) -> None:
+        if gp.context is not None:
+            means = cohort.slide_means(self._feature_map()).to(gp.L.device)
+            self._keep_level(gp, q, gp.context.frame(means))
 
     # --- New labels ---------------------------------------------------------------------------
 
@@ -170,7 +235,8 @@ class TeachableGP(PointsOnLesions):
         `bags` (and y) are those of the fit, with more labels, other ones or fewer. The result is
         the fit to them at the settings, the way of the features and the other inducing points of
         this model, from where it stands: the first labels cost some steps, the next ones fewer.
-        A model fitted with instance_labels="ignore" is taught from now on.
+        A model fitted with instance_labels="ignore" is taught from now on. Probabilities of bags
+        are the average of those with and without the labels.
 
         The models behind `calibrated` and `flags` are fitted again, too, which takes as long as
         `n_folds` fits at given settings; cross_fit=False leaves them as they are, for a quick look:
@@ -180,6 +246,8 @@ class TeachableGP(PointsOnLesions):
         bags = self._check_predictable(bags)
         fresh = copy.copy(self)  # an update that fails leaves this model as it was
         fresh._lesson = self._lesson
+        if not self._is_taught():
+            fresh._keep_untaught(self)
         with torch.no_grad(), progress_shown(bool(self.verbose)):
             fresh.instance_labels = "use"
             fresh._check_teaching()
@@ -214,10 +282,9 @@ class TeachableGP(PointsOnLesions):
             self._lesson = self._lesson._replace(kept=cohort.kept, features=bags.features)
         else:
             found = self._solve(problem)
-        q = self._kept(gp, problem, found)
-        if gp.context is not None:
-            means = cohort.slide_means(self._feature_map()).to(device)
-            self._keep_level(gp, q, gp.context.frame(means))
+        self._keep_level_of(cohort, gp, self._kept(gp, problem, found))
+        if self.untaught_mean_ is None:  # a taught model of an earlier version
+            self._fit_untaught(WholeCohort(bags, device, labels), device)
         self.loo_log_likelihood_ = None  # that of the fit before
 
     def _solve_near(

@@ -201,6 +201,7 @@ class VGPMILPR(TeachableGP):
             found = self._add_points_on_lesions(found, cohort, labels, device)
         self._keep_level(self._gp(device), found.q, slides)
         self._learn_range(cohort, device)
+        self._fit_untaught(cohort, device)
         if bags is not None and fold is not None:
             self.cross_fit_ = CrossFit.fit(self, bags, labels, fold, bool(self.calibrated))
         self._keep_operating_point(found.left_out, self.cross_fit_, labels, facts.groups)
