@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gpmil.coupling.operator import dense_parts, instance_rows, parts, runs
 from gpmil.data.bags import Bags
+from gpmil.data.labelled import labelled_rows
 from gpmil.inference import leave_out
 from gpmil.inference.extended import Kept
 from gpmil.inference.leave_out import Bag, Mean, Optimum
@@ -102,6 +103,7 @@ class BagExcerpt(NamedTuple):
     features: np.ndarray
     sizes: Int[np.ndarray, " b"]
     adjacency: sp.csr_array
+    known: Int[np.ndarray, " n"]  # labels of instances
 
 
 class Partition:
@@ -163,7 +165,8 @@ class Partition:
     def some(self, which: Int[np.ndarray, " b"]) -> BagExcerpt:
         """Some bags, with their features."""
         bags = self.bags[which]
-        return BagExcerpt(np.asarray(bags.features), bags.sizes, bags.adjacency)
+        x = np.asarray(bags.features)
+        return BagExcerpt(x, bags.sizes, bags.adjacency, bags.instance_labels)
 
     def predict(self, model: Any) -> Any:
         """What a fitted model says of the bags, without the bags."""
@@ -174,6 +177,12 @@ class Partition:
     def take_labels(self, positive: np.ndarray) -> None:
         """Which bags are positive."""
         self.positive = positive
+
+    def labelled_patches(self) -> Float[np.ndarray, "k D"]:
+        """Features of the patches of positive bags whose labels are known, in order."""
+        assert self.positive is not None
+        rows = labelled_rows(self.bags, self.positive.astype(np.int64))
+        return np.asarray(self.bags.features[rows], dtype=np.float64)
 
     def start(self) -> Float[Tensor, " D"]:
         """A point about which sums lose little."""

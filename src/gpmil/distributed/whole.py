@@ -49,6 +49,10 @@ class WholeCohort:
         """Which bags are positive."""
         self.partition.take_labels(labels == 1)
 
+    def labelled_patches(self) -> Float[np.ndarray, "k D"]:
+        """Features of the patches of positive bags whose labels are known, in order."""
+        return self.partition.labelled_patches()
+
     def feature_map(self, n_components: int | None, standardize: bool) -> FeatureMap:
         """The way from features to kernel inputs."""
         return features.fitted(self.partition.rows, n_components, standardize)

@@ -43,41 +43,6 @@ UNTAUGHT = ("untaught_mean_", "untaught_precision_", "untaught_level_")
 MOST_POINTS = 500  # labelled patches that become inducing points
 
 
-def labelled_rows(bags: Bags, labels: Int[np.ndarray, " B"]) -> Int[np.ndarray, " k"]:
-    """Patches of positive bags whose labels are known; a ValueError where labels contradict.
-
-    In a negative bag the label of every patch is known without being told.
-    """
-    known, positive = bags.instance_labels, (labels == 1)[bags.bag_index]
-    wrong = np.flatnonzero((known == 1) & ~positive)
-    if len(wrong):
-        raise ValueError(
-            f"expected no positive patch in a negative bag, found {_place(bags, int(wrong[0]))} "
-            f"labelled positive{_more(len(wrong))}: the patch's label or the bag's is wrong. "
-            "Correct one of them, or set instance_labels='ignore'."
-        )
-    benign = np.bincount(bags.bag_index[known == 0], minlength=len(bags))
-    empty = np.flatnonzero((labels == 1) & (benign == bags.sizes))
-    if len(empty):
-        name, size = bags.names[empty[0]], bags.sizes[empty[0]]
-        raise ValueError(
-            f"expected a patch in positive bag '{name}' that may be positive, found all {size} of "
-            f"them labelled negative{_more(len(empty))}. Remove a label, or correct the bag's."
-        )
-    return np.flatnonzero((known >= 0) & positive)
-
-
-def _place(bags: Bags, row: int) -> str:
-    """A patch in words."""
-    bag = int(bags.bag_index[row])
-    where = "" if bags.coords is None else f" at {tuple(bags.coords[row].tolist())}"
-    return f"patch {row - int(bags.offsets[bag])}{where} of bag '{bags.names[bag]}'"
-
-
-def _more(n: int) -> str:
-    return "" if n == 1 else f" (and {n - 1} more)"
-
-
 class Lesson(NamedTuple):
     """What an update leaves for the next one."""
 
@@ -144,24 +109,21 @@ class TeachableGP(PointsOnLesions):
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
     ) -> Float[np.ndarray, "M D"]:
         """Those of the model without labels, and the labelled patches."""
-        self.inducing_from_labels_, rows, self._lesson = 0, None, Lesson()
-        if self._is_taught() and cohort.bags is not None:
-            rows = labelled_rows(cohort.bags, labels)  # said before the work
+        self.inducing_from_labels_, self._lesson = 0, Lesson()
+        # what is wrong with labels is said before the work
+        new = cohort.labelled_patches() if self._is_taught() else None
         points = super()._place_inducing(cohort, labels, device)
-        if rows is None or cohort.bags is None:
-            return points
-        return self._with_labelled(points, cohort.bags, rows)
+        return points if new is None else self._with_labelled(points, new)
 
     def _with_labelled(
-        self, points: Float[np.ndarray, "M D"], bags: Bags, rows: Int[np.ndarray, " k"]
+        self, points: Float[np.ndarray, "M D"], new: Float[np.ndarray, "k D"]
     ) -> Float[np.ndarray, "M2 D"]:
         """Labelled patches that are no inducing points yet, in the order of the cohort."""
-        if len(rows) > MOST_POINTS:
+        if len(new) > MOST_POINTS:
             logger.info(
-                "%d patches are labelled: %d of them become inducing points", len(rows), MOST_POINTS
+                "%d patches are labelled: %d of them become inducing points", len(new), MOST_POINTS
             )
-            rows = rows[np.linspace(0, len(rows) - 1, MOST_POINTS).round().astype(int)]
-        new = np.asarray(bags.features[rows], dtype=np.float64)
+            new = new[np.linspace(0, len(new) - 1, MOST_POINTS).round().astype(int)]
         _, first = np.unique(np.concatenate([points, new]), axis=0, return_index=True)
         new = new[np.sort(first[first >= len(points)]) - len(points)]
         self.inducing_from_labels_ = len(new)
@@ -270,10 +232,10 @@ class TeachableGP(PointsOnLesions):
             )
 
     def _update(self, bags: Bags, labels: Int[np.ndarray, " B"], device: torch.device) -> None:
-        rows, before = labelled_rows(bags, labels), self._gp(device)
+        cohort, before = WholeCohort(bags, device, labels), self._gp(device)
         w = torch.from_numpy(self.whitened_mean_).to(device)
-        self.inducing_points_ = self._points_with(bags, rows)
-        cohort, gp = WholeCohort(bags, device, labels), self._gp(device)
+        self.inducing_points_ = self._points_with(cohort.labelled_patches())
+        gp = self._gp(device)
         cohort.keep(self._lesson.kept_of(bags))
         problem = self._problem(gp, cohort)
         T = moved(before, gp)
@@ -330,12 +292,12 @@ class TeachableGP(PointsOnLesions):
         state = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_lesson"}
 
-    def _points_with(self, bags: Bags, rows: Int[np.ndarray, " k"]) -> Float[np.ndarray, "M D"]:
+    def _points_with(self, labelled: Float[np.ndarray, "k D"]) -> Float[np.ndarray, "M D"]:
         """The other inducing points with those of the labels as they are now."""
         points, lesions = self.inducing_points_, self.inducing_from_lesions_
         last = len(points) - lesions
         first = last - self.inducing_from_labels_
-        return np.concatenate([self._with_labelled(points[:first], bags, rows), points[last:]])
+        return np.concatenate([self._with_labelled(points[:first], labelled), points[last:]])
 
     def _solve(self, problem: inference.Problem) -> inference.Solution:
         raise NotImplementedError

@@ -236,7 +236,6 @@ class VGPMILPR(TeachableGP):
 
     def _check_apart(self) -> None:
         used = [name for name in ("calibrated", "flags", "optimize") if getattr(self, name)]
-        used += ["instance_labels"] if self._is_taught() else []
         if used:
             raise ValueError(
                 f"{', '.join(used)} cannot be had over partitions: they need all bags in one "
