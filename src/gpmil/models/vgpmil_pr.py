@@ -309,8 +309,7 @@ class VGPMILPR(TeachableGP):
         one_of("moments", self.moments, tuple(LIKELIHOODS))
         one_of("solver", self.solver, SOLVERS)
         self._check_optimize()
-        if self.slide_effect is not None:
-            word_or_number("slide_effect", self.slide_effect, ("auto",), least=0)
+        word_or_number("slide_effect", self.slide_effect, ("auto", None), least=0)
         self._check_slide_context()
         self._check_teaching()
         self._check_aim()

@@ -67,8 +67,15 @@ class Lesson:
         self.n_fitted = len(bags) if n_fitted is None else n_fitted
         self._chosen, self._working = np.arange(self.n_fitted), copy.copy(self.before)
         self.places = {str(name): b for b, name in enumerate(bags.names)}
+        self._before: dict[int, float] = {}
         used = getattr(model, "instance_labels", "ignore") == "use"
         self.known = np.array(bags.instance_labels) if used else np.full(bags.n_instances, -1)
+
+    def probability_before(self, number: int, bag: "Bags") -> float:
+        """Of a slide by the model before any mark, computed once."""
+        if number not in self._before:
+            self._before[number] = float(self.before.predict_proba(bag)[0, 1])
+        return self._before[number]
 
     def learn(self, rows: Sequence[int], labels: Sequence[int], lines: int) -> "BagClassifier":
         """The model with these labels, and those of its fit."""
@@ -256,17 +263,21 @@ class Teacher:
     def map(self, slide: int) -> tuple[PatchMap, dict[str, str]]:
         """The map of a slide by the taught model, and the slide's probability."""
         lesson, (model, history) = self.lesson(), self.taught()
-        bag = lesson.bags[[self._bag(lesson, slide)]].in_memory()
-        said = model.predict_instances(bag)
+        number = self._bag(lesson, slide)
+        bag = lesson.bags[[number]].in_memory()
+        small = bag.n_instances <= MOST_PATCHES
+        both = model.predict_all(bag) if small else None
+        said = both.instances if both is not None else None
+        said = model.predict_instances(bag) if said is None else said
         own = self.maps.get(self.number, slide)
         tag = f"{own.tag}-{history.lines}"
         # What else the run's table says of patches is of the model before.
         found: dict[str, Any] = {name: None for name in OF_BEFORE if hasattr(own, name)}
         drawn = replace(own, probability=said.probability, sd=said.std, tag=tag, **found)
         facts = {"x-gpmil-version": str(history.lines)}
-        if bag.n_instances <= MOST_PATCHES:
-            for name, of in (("before", lesson.before), ("probability", model)):
-                facts[f"x-gpmil-{name}"] = repr(float(of.predict_proba(bag)[0, 1]))
+        if both is not None:
+            facts["x-gpmil-before"] = repr(lesson.probability_before(number, bag))
+            facts["x-gpmil-probability"] = repr(float(both.proba[0, 1]))
             facts["x-gpmil-calibrated"] = str(int(lesson.calibrated))
         return drawn, facts
 
