@@ -287,6 +287,21 @@ def test_what_cannot_be_taught(more, match, bags):
         pri(**NUMBERS | {"instance_labels": "use"} | more).fit(bags)
 
 
+def test_coupled_moments_with_an_effect_and_labels_are_refused_for_many_patches(
+    truth, bags, monkeypatch, caplog
+):
+    numbers = NUMBERS | {"moments": "coupled", "instance_labels": "use"}
+    monkeypatch.setattr("gpmil.models.teaching.MANY_COUPLED", 3)
+    monkeypatch.setattr("gpmil.models.teaching.MOST_COUPLED", bags.n_instances - 1)
+    for effect in (TAU, "auto"):
+        with pytest.raises(ValueError, match="Use moments='diagonal'"):
+            pri(**numbers | {"slide_effect": effect}).fit(bags)
+    pri(**numbers | {"slide_effect": 0.0, "n_inducing": 4, "tol": 1e-3}).fit(bags[:4])
+    assert not caplog.records
+    pri(**numbers | {"n_inducing": 4, "max_iter": 1, "tol": 1e9}).fit(bags[:4])
+    assert "may take minutes" in caplog.text
+
+
 def test_an_update_takes_the_bags_of_the_fit_and_fails_without_a_trace(model, bags):
     before = model.whitened_mean_.copy()
     with pytest.raises(ValueError, match="the bags of the fit"):

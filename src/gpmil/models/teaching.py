@@ -27,7 +27,7 @@ from gpmil.inference import solvers as inference
 from gpmil.inference.extended import Kept
 from gpmil.inference.pieces import Chunk
 from gpmil.models.base import progress_shown, resolve_device, training_labels
-from gpmil.models.checks import count, flag, one_of
+from gpmil.models.checks import count, flag, is_word, one_of
 from gpmil.models.cross_fit import CrossFit
 from gpmil.models.on_lesions import PointsOnLesions
 from gpmil.models.saved import Arrays, Card
@@ -40,6 +40,7 @@ logger = logging.getLogger("gpmil")
 Model = TypeVar("Model", bound="TeachableGP")
 WORDS = ("ignore", "use")
 UNTAUGHT = ("untaught_mean_", "untaught_precision_", "untaught_level_")
+MANY_COUPLED, MOST_COUPLED = 1000, 5000  # patches: .07 s each were seen, on one core
 MOST_POINTS = 500  # labelled patches that become inducing points
 
 
@@ -97,6 +98,23 @@ class TeachableGP(PointsOnLesions):
                 "instance_labels='use'. Leave one of the two out."
             )
 
+    def _check_time(self, cohort: TrainingCohort, has_effect: bool) -> None:
+        """Coupled moments, a slide effect and labels together: the slowest of all fits."""
+        n = cohort.whole.n_instances
+        if not (self._is_taught() and self.moments == "coupled" and has_effect):
+            return
+        if n > MOST_COUPLED:
+            raise ValueError(
+                "moments='coupled' with a slide effect and labelled patches takes some minutes for "
+                f"every {MOST_COUPLED:,} patches, and these are {n:,}: it is refused above that. "
+                "Use moments='diagonal' (seconds), or slide_effect=0."
+            )
+        if n > MANY_COUPLED:
+            logger.warning(
+                "moments='coupled' with a slide effect and labelled patches may take minutes for "
+                "%d patches; moments='diagonal' takes seconds.", n,
+            )  # fmt: skip
+
     def _is_taught(self) -> bool:
         return bool(self.instance_labels == "use")
 
@@ -110,6 +128,8 @@ class TeachableGP(PointsOnLesions):
     ) -> Float[np.ndarray, "M D"]:
         """Those of the model without labels, and the labelled patches."""
         self.inducing_from_labels_, self._lesson = 0, Lesson()
+        effect = self.slide_effect
+        self._check_time(cohort, is_word(effect, "auto") or bool(effect))
         # what is wrong with labels is said before the work
         new = cohort.labelled_patches() if self._is_taught() else None
         points = super()._place_inducing(cohort, labels, device)
@@ -233,6 +253,7 @@ class TeachableGP(PointsOnLesions):
 
     def _update(self, bags: Bags, labels: Int[np.ndarray, " B"], device: torch.device) -> None:
         cohort, before = WholeCohort(bags, device, labels), self._gp(device)
+        self._check_time(cohort, self.slide_effect_ > 0)
         w = torch.from_numpy(self.whitened_mean_).to(device)
         self.inducing_points_ = self._points_with(cohort.labelled_patches())
         gp = self._gp(device)
