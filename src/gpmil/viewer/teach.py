@@ -22,7 +22,7 @@ from gpmil.data.checks import listed
 from gpmil.files.whole import write_whole
 from gpmil.runs.data_card import KIND, cache_of, fingerprint
 from gpmil.runs.marks import History, Mark, MarksFile, described, table_rows
-from gpmil.runs.source import arguments
+from gpmil.runs.source import arguments, patch_words
 from gpmil.runs.workspace import csv_bytes
 from gpmil.viewer.cohort import Missing, ShownCohort, ShownRun, as_dict, found_again, model_card
 from gpmil.viewer.maps import Maps, PatchMap
@@ -362,8 +362,7 @@ def _read(run: ShownRun) -> Lesson:
     path, cache = source["data"], cache_of(run.config)
     bags, _ = io.read_with_report(path, cache=cache, **arguments(source))
     if source.get("patch_labels") is not None:
-        words = {word: source.get(word) for word in ("positive", "negative", "exclude")}
-        bags = io.with_patch_labels(bags, source["patch_labels"], **words)
+        bags = io.with_patch_labels(bags, source["patch_labels"], **patch_words(source))
     bags = bags[bags.labels >= 0]
     noted = as_dict(run.config.get("data")).get("fingerprint")
     if isinstance(noted, str) and noted.startswith(KIND) and noted != fingerprint(bags):
