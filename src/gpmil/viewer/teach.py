@@ -68,6 +68,7 @@ class Lesson:
         self._chosen, self._working = np.arange(self.n_fitted), copy.copy(self.before)
         self.places = {str(name): b for b, name in enumerate(bags.names)}
         self._before: dict[int, float] = {}
+        self._cohort: Bags | None = None  # the bags of the last update
         used = getattr(model, "instance_labels", "ignore") == "use"
         self.known = np.array(bags.instance_labels) if used else np.full(bags.n_instances, -1)
 
@@ -96,10 +97,13 @@ class Lesson:
         """
         chosen = np.union1d(np.arange(self.n_fitted), marked)
         working: Any = self._working
+        if self._cohort is None or not np.array_equal(chosen, self._chosen):
+            self._cohort = taught if len(chosen) == len(taught) else taught[chosen]
         if not np.array_equal(chosen, self._chosen):  # other bags: from the start
-            working = _of_cohort(copy.copy(self.before), taught[chosen])
-        whole = len(chosen) == len(taught)
-        working.update(taught if whole else taught[chosen])
+            working = _of_cohort(copy.copy(self.before), self._cohort)
+        # the same features from mark to mark, by which the model knows them again
+        rows = np.isin(taught.bag_index, chosen)
+        working.update(self._cohort.with_instance_labels(taught.instance_labels[rows]))
         self._chosen, self._working, self.after = chosen, working, copy.copy(working)
 
     def asked(self) -> "Bags":

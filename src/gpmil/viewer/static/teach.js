@@ -3,6 +3,7 @@
 
 import * as api from "./api.js";
 import { byId, make } from "./dom.js";
+import { rounded } from "./list.js";
 import { get, set } from "./state.js";
 
 const SIGNS = { 1: "+", 0: "\u2212" };
