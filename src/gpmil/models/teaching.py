@@ -194,14 +194,15 @@ class TeachableGP(PointsOnLesions):
         self.untaught_level_ = np.array([of.slide_context_level_])
 
     def _fit_untaught(self, cohort: TrainingCohort, device: torch.device) -> None:
-        """The same fit without labels, after that with them."""
+        """The same fit without labels, after that with them; where there are none, it is that."""
         self.__dict__.update(dict.fromkeys(UNTAUGHT))
         if not self._is_taught():
             return
         plain = self._at_other_points()
-        gp = plain._gp(device)
-        problem = plain._problem(gp, cohort)
-        plain._keep_level_of(cohort, gp, plain._kept(gp, problem, plain._solve(problem)))
+        if len(cohort.labelled_patches()):
+            gp = plain._gp(device)
+            problem = plain._problem(gp, cohort)
+            plain._keep_level_of(cohort, gp, plain._kept(gp, problem, plain._solve(problem)))
         self._keep_untaught(plain)
 
     def _keep_level_of(self, cohort: TrainingCohort, gp: SparseGP, q: Posterior) -> None:
