@@ -84,6 +84,7 @@ class VGPMILPR(TeachableGP):
     instance_labels : "ignore" or "use"
         Whether known labels of patches in positive bags (`bags.instance_labels`) enter the
         likelihood; these patches are then inducing points as well. `update` takes in new ones.
+        Probabilities of bags are then the average of those with and without the labels.
     optimize : tuple of "inducing", "variance", "lengthscale", "mean"
         What the direct solver also moves to raise the collapsed evidence bound. The bound is a
         poor judge of kernel settings on real data: see the page on the two integrals.
