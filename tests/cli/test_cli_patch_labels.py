@@ -31,8 +31,7 @@ def place(tmp_path_factory):
 
 
 def test_fit_learns_from_them_and_can_be_repeated(place):
-    said = ["--patch-labels", place / "marks.csv", "--positive", "1,tumour"]
-    said += ["--negative", "0,stroma"]
+    said = ["--patch-labels", place / "marks.csv", "--patch-positive", "tumour"]
     ran("fit", place / "own.csv", "--out", place / "taught", *said, *FIXED)
     model = gpmil.load(place / "taught" / "model")
     assert model.instance_labels == "use"
@@ -53,6 +52,12 @@ def test_fit_learns_from_them_and_can_be_repeated(place):
     [
         ("fit", ["--model", "MaxPoolMIL"], "a MaxPoolMIL cannot learn from labels of patches"),
         ("fit", [], "patch labels: .*found 2 classes: 'stroma' (3), 'tumour' (3)"),
+        ("fit", [], "patch labels: .*as in --patch-positive"),
+        (
+            "fit",
+            ["--patch-positive", "x"],
+            "--patch-positive x is not .*'stroma' (3), 'tumour' (3)",
+        ),
         ("fit", ["--positive", "tumour"], "--positive tumour is not among the classes"),
         ("paper", [], "--patch-labels: the models of the paper learn from labels of slides"),
     ],

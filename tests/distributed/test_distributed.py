@@ -75,6 +75,7 @@ CASES = {
     "slide effect, newton": {"slide_effect": 1.3, "solver": "newton", "tol": 1e-8},
     "slide context": {"slide_context": 1.4, "slide_context_lengthscale": 2.2, "slide_effect": 0.6},
     "coupled slide effect": {"moments": "coupled", "slide_effect": 0.9, "tol": 1e-8},
+    "labelled patches": {"instance_labels": "use", "slide_effect": 0.7},
     "uncoupled": {"coupling": 0.0, "variance": 2.3},
     "pca": {"n_components": 3},
     "raw features": {"standardize": False, "mean": "balanced"},
@@ -163,6 +164,15 @@ def test_float32_agrees_to_its_precision():
     model = pri(**SMALL, dtype="float32", tol=1e-6)
     apart = clone(model).fit(cuts(3, 9), client=Local)
     assert np.allclose(apart.posterior_mean_, model.fit(bags()).posterior_mean_, atol=1e-4)
+
+
+def test_labels_of_patches_reach_the_search():
+    """Settings are learned from some bags that travel, with what is known of their patches."""
+    told = cohort.Cohort.meet(Local(cuts(3, 11))).some_bags(np.array([1, 4, 15]))
+    np.testing.assert_array_equal(told.instance_labels, bags()[[1, 4, 15]].instance_labels)
+    wrong = bags().with_instance_labels(np.ones(bags().n_instances, dtype=int))
+    with pytest.raises(ValueError, match="positive patch in a negative bag"):
+        pri(**SMALL, instance_labels="use").fit([wrong[:9], wrong[9:]], client=Local)
 
 
 def test_labels_given_beside_the_bags_win():

@@ -88,11 +88,16 @@ def test_far_slides_are_beyond_and_own_ones_are_not(model, cohort, far):
     assert (model.predict_novelty(far)[::2] > 1).all()  # the shifted ones
 
 
-def test_vgpmil_knows_what_it_has_seen(model, cohort, far, inducing, tmp_path):
+def test_vgpmil_knows_what_it_has_seen(model, cohort, far, inducing, tmp_path, monkeypatch):
     """By the same kernel and points the same numbers: the likelihood does not matter."""
     settings = {"variance": VARIANCE, "lengthscale": LENGTH, "inducing": inducing}
     other = gpmil.VGPMIL(**settings, standardize=False, max_iter=3, random_state=0).fit(cohort)
+    looks, plain = [], gpmil.VGPMIL._novelty
+    monkeypatch.setattr(
+        gpmil.VGPMIL, "_novelty", lambda m, bags: looks.append(bags) or plain(m, bags)
+    )
     found = other.predict_all(far)
+    assert len(looks) == 1
     np.testing.assert_allclose(found.novelty, model.predict_novelty(far), rtol=1e-6)
     own = model.predict_instances(far).novelty
     np.testing.assert_allclose(found.instances.novelty, own, rtol=1e-6)

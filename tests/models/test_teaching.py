@@ -1,5 +1,6 @@
 """Models that know the labels of some patches: the fit, `update`, limits and errors."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +9,13 @@ import torch
 from oracles import model as oracle
 from oracles import slide_effect as naive
 from oracles import taught
+from scipy.special import expit
 from scipy.stats import multivariate_normal
 from synthetic import pr, pri, small_cohort
 
 import gpmil
 from gpmil.distributed import WholeCohort
+from gpmil.files import persistence
 from gpmil.inference import leave_out, objective
 
 TAU, COUPLING, MEAN, VARIANCE, LENGTH = 0.9, 0.7, -0.4, 2.3, 1.8
@@ -155,6 +158,68 @@ def test_all_patches_labelled_is_probit_classification():
     np.testing.assert_allclose(told.whitened_precision_, probit.whitened_precision_, atol=1e-9)
 
 
+# --- Slides ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", [0.0, 1.3])
+def test_a_slide_has_the_average_of_with_and_without_labels(context, bags, inducing):
+    bags = gpmil.Bags.from_arrays(
+        bags.split(bags.features), labels=bags.labels, coords=bags.split(bags.coords), step=7.0,
+        instance_labels=bags.split(bags.instance_labels), groups=np.arange(len(bags)) // 2,
+    )  # fmt: skip
+    more = {"slide_context": context, "slide_context_lengthscale": 1.7, "inducing": inducing}
+    plain = pri(**NUMBERS, **more).fit(bags)
+    model = copy.copy(plain).update(bags)
+    alone = copy.copy(model)  # labels alone
+    alone.untaught_mean_ = None
+    fresh = pri(**NUMBERS, **more, instance_labels="use").fit(bags)
+    for name in ("untaught_mean_", "untaught_precision_"):
+        expected = getattr(plain, name.replace("untaught", "whitened"))
+        np.testing.assert_array_equal(getattr(model, name), expected)
+        np.testing.assert_allclose(getattr(fresh, name), expected, atol=1e-8)
+    found = [m.predict_all(bags, level=0.8) for m in (model, alone, plain)]
+    ways = [one.proba for one in found]
+    np.testing.assert_allclose(ways[0], (ways[1] + ways[2]) / 2, rtol=1e-12)
+    assert np.abs(ways[1] - ways[2]).max() > 0.05
+    np.testing.assert_allclose(np.exp(model.log_proba_negative(bags)[0]), ways[0][:, 0], rtol=1e-12)
+    low, high = found[0].interval.T
+    assert (low < ways[0][:, 1]).all() and (high > ways[0][:, 1]).all()
+    ends = [
+        np.stack(m.predict_interval(bags, base_rate=False), axis=1) for m in (model, alone, plain)
+    ]
+    np.testing.assert_allclose(ends[0], (ends[1] + ends[2]) / 2, rtol=1e-9)
+    # patches are as taught
+    np.testing.assert_array_equal(found[0].instances.mean, found[1].instances.mean)
+    told = [m.predict_evidence(bags) for m in (model, alone, plain)]
+    np.testing.assert_allclose(expit(told[0].total), ways[0][:, 1], rtol=1e-9)
+    parts = [expit(-one.patches) for one in told]
+    np.testing.assert_allclose(parts[0], (parts[1] + parts[2]) / 2, rtol=1e-9)
+    said = [m.predict_patients(bags).proba for m in (model, alone, plain)]
+    np.testing.assert_allclose(said[0], (said[1] + said[2]) / 2, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        (lambda a: a | {"untaught_mean_": a["untaught_mean_"][1:]}, "untaught"),
+        (lambda a: {k: v for k, v in a.items() if k != "untaught_level_"}, "and the others"),
+        (lambda a: a | {"untaught_precision_": -a["untaught_precision_"]}, "untaught_precision_"),
+    ],
+)
+def test_damage_to_what_is_known_without_labels(change, match, model, tmp_path):
+    arrays, card = model._saved()
+    persistence.write(tmp_path / "model", change(arrays), card)
+    with pytest.raises(ValueError, match=match):
+        gpmil.load(tmp_path / "model")
+
+
+def test_a_taught_model_of_an_earlier_version_learns_it_at_the_next_update(model, bags):
+    earlier = copy.copy(model)
+    earlier.__dict__.update(dict.fromkeys(k for k in vars(model) if k.startswith("untaught_")))
+    earlier.update(bags)
+    np.testing.assert_allclose(earlier.untaught_mean_, model.untaught_mean_, atol=1e-8)
+
+
 # --- Errors ---------------------------------------------------------------------------------------
 
 
@@ -184,7 +249,8 @@ def test_a_positive_bag_without_a_patch_that_may_be_positive_is_named(truth):
 def test_coupled_moments_of_a_model(tau, truth, bags, inducing, tmp_path):
     """No labels: the untaught model; with labels: another one, saved with them, groups left out."""
     numbers = NUMBERS | {"moments": "coupled", "slide_effect": tau, "inducing": inducing}
-    few, none = bags[:6], labelled(truth, 0.0)[:6]
+    numbers["tol"] = 1e-7
+    few, none = bags[:4], labelled(truth, 0.0)[:4]
     plain = pri(**numbers).fit(few)
     silent, model = (pri(**numbers, instance_labels="use").fit(b) for b in (none, few))
     np.testing.assert_array_equal(silent.whitened_mean_, plain.whitened_mean_)
@@ -198,7 +264,7 @@ def test_coupled_moments_of_a_model(tau, truth, bags, inducing, tmp_path):
     np.testing.assert_array_equal(loaded.predict_proba(few), model.predict_proba(few))
     by_bag = model.leave_one_bag_out(few)
     cohort, problem, w = model._fitted_problem(few, None)
-    by_group = cohort.leave_one_group_out(problem, w, True, np.arange(6), leave_out.label_scores)
+    by_group = cohort.leave_one_group_out(problem, w, True, np.arange(4), leave_out.label_scores)
     np.testing.assert_allclose(by_group, by_bag, atol=0.05)
 
 
@@ -208,11 +274,27 @@ def test_coupled_moments_of_a_model(tau, truth, bags, inducing, tmp_path):
         ({"solver": "sweeps"}, "not for solver='sweeps'"),
         ({"optimize": ("mean",)}, "knows no labels of patches"),
         ({"instance_labels": "yes"}, "instance_labels"),
+        ({"slide_effect": "none"}, r"slide_effect must be a number or one of \['auto', None\]"),
     ],
 )
 def test_what_cannot_be_taught(more, match, bags):
     with pytest.raises(ValueError, match=match):
         pri(**NUMBERS | {"instance_labels": "use"} | more).fit(bags)
+
+
+def test_coupled_moments_with_an_effect_and_labels_are_refused_for_many_patches(
+    truth, bags, monkeypatch, caplog
+):
+    numbers = NUMBERS | {"moments": "coupled", "instance_labels": "use"}
+    monkeypatch.setattr("gpmil.models.teaching.MANY_COUPLED", 3)
+    monkeypatch.setattr("gpmil.models.teaching.MOST_COUPLED", bags.n_instances - 1)
+    for effect in (TAU, "auto"):
+        with pytest.raises(ValueError, match="Use moments='diagonal'"):
+            pri(**numbers | {"slide_effect": effect}).fit(bags)
+    pri(**numbers | {"slide_effect": 0.0, "n_inducing": 4, "tol": 1e-3}).fit(bags[:4])
+    assert not caplog.records
+    pri(**numbers | {"n_inducing": 4, "max_iter": 1, "tol": 1e9}).fit(bags[:4])
+    assert "may take minutes" in caplog.text
 
 
 def test_an_update_takes_the_bags_of_the_fit_and_fails_without_a_trace(model, bags):

@@ -17,6 +17,7 @@ import typer
 from gpmil.cli.settings import SETTINGS
 from gpmil.cli.terminal import print_line
 from gpmil.runs.source import arguments as read_arguments
+from gpmil.runs.source import patch_words
 
 if TYPE_CHECKING:
     from typer import Context
@@ -168,6 +169,16 @@ class Source(LabelTable):
             "(.geojson, named after the slide); or a folder of them. fit and cv learn from them."
         ),
     ] = None
+    patch_positive: Annotated[
+        str | None,
+        typer.Option(help="Class of --patch-labels that is tumour, where slides have other words."),
+    ] = None
+    patch_negative: Annotated[
+        str | None, typer.Option(help="Its classes that are not tumour, likewise.")
+    ] = None
+    patch_exclude: Annotated[
+        str | None, typer.Option(help="Its classes that are taken as unlabelled.")
+    ] = None
 
     def at(self, data: Path | None) -> "Source":
         """The same way of reading, of these data."""
@@ -198,8 +209,11 @@ class Source(LabelTable):
 
         bags, report = io.read_with_report(self.data, cache=cache, **self.arguments())
         if self.patch_labels is not None:
-            words = {word: getattr(self, word) for word in ("positive", "negative", "exclude")}
-            bags = io.with_patch_labels(bags, self.patch_labels, **words)
+            try:
+                bags = io.with_patch_labels(bags, self.patch_labels, **patch_words(asdict(self)))
+            except ValueError as error:  # slides may have other words for their classes
+                why = re.sub("--(positive|negative|exclude)", r"--patch-\1", in_options(str(error)))
+                raise ValueError(why) from error
         return bags, report
 
     def cohort(self, cache: Path | None = None) -> "tuple[Bags, list[str]]":

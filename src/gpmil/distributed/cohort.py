@@ -58,6 +58,10 @@ class Cohort:
         """Tell every partition which of its bags are positive."""
         self.cluster.tell("take_labels", each=self.by_bags(labels == 1))
 
+    def labelled_patches(self) -> Float[np.ndarray, "k D"]:
+        """Features of the patches of positive bags whose labels are known, in order."""
+        return np.concatenate(self.cluster.map("labelled_patches"))
+
     def by_bags(self, values: np.ndarray) -> list[np.ndarray]:
         """One piece per partition of something that has one value per bag."""
         return _cut(values, [len(part) for part in self.parts])
@@ -184,6 +188,7 @@ class Cohort:
             if self.whole.has_geometry
             else None,
             graph=self.whole.graph,
+            instance_labels=np.concatenate([some.known for some in found]),
         )
 
 

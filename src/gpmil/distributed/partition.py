@@ -19,7 +19,9 @@ from torch import Tensor
 
 from gpmil.coupling.operator import dense_parts, instance_rows, parts, runs
 from gpmil.data.bags import Bags
+from gpmil.data.labelled import labelled_rows
 from gpmil.inference import leave_out
+from gpmil.inference.extended import Kept
 from gpmil.inference.leave_out import Bag, Mean, Optimum
 from gpmil.inference.pieces import Piece
 from gpmil.inference.solvers import Problem, summed
@@ -101,6 +103,7 @@ class BagExcerpt(NamedTuple):
     features: np.ndarray
     sizes: Int[np.ndarray, " b"]
     adjacency: sp.csr_array
+    known: Int[np.ndarray, " n"]  # labels of instances
 
 
 class Partition:
@@ -114,6 +117,8 @@ class Partition:
         self._plan: Plan | None = None
         self.pieces: Sequence[Piece] = ()
         self._problem: Problem | None = None
+        self.keeps = False  # W and H of the last pass, for the next one
+        self.kept: Kept | None = None
 
     # --- What lies here -----------------------------------------------------------------------
 
@@ -160,7 +165,8 @@ class Partition:
     def some(self, which: Int[np.ndarray, " b"]) -> BagExcerpt:
         """Some bags, with their features."""
         bags = self.bags[which]
-        return BagExcerpt(np.asarray(bags.features), bags.sizes, bags.adjacency)
+        x = np.asarray(bags.features)
+        return BagExcerpt(x, bags.sizes, bags.adjacency, bags.instance_labels)
 
     def predict(self, model: Any) -> Any:
         """What a fitted model says of the bags, without the bags."""
@@ -171,6 +177,12 @@ class Partition:
     def take_labels(self, positive: np.ndarray) -> None:
         """Which bags are positive."""
         self.positive = positive
+
+    def labelled_patches(self) -> Float[np.ndarray, "k D"]:
+        """Features of the patches of positive bags whose labels are known, in order."""
+        assert self.positive is not None
+        rows = labelled_rows(self.bags, self.positive.astype(np.int64))
+        return np.asarray(self.bags.features[rows], dtype=np.float64)
 
     def start(self) -> Float[Tensor, " D"]:
         """A point about which sums lose little."""
@@ -255,11 +267,21 @@ class Partition:
             self._gp, self._inputs, self.bags.adjacency, self.bags.offsets, self.positive,
             plan.strength, plan.dtype, plan.likelihood, self._known(),
         )  # fmt: skip
-        self.pieces, found = gather(source, plan.store)
+        found = self._gathered(source, plan.store)
         # the pieces as `summed` takes them: the rest of a problem is the coordinator's
         n = self.bags.n_instances
         self._problem = Problem(self.pieces, found.gram, found.gram, 0.0, n, 0.0)
         return Gathered(found.gram.cpu(), found.trace)
+
+    def _gathered(self, source: Source, store: str) -> Gathered:
+        """The pieces, and the sums of the first pass: from what is kept, where something is."""
+        kept = None if self.kept is None else self.kept.at(source)
+        if kept is not None:
+            self.kept, self.pieces = kept, kept.pieces(source)
+            return kept.gathered
+        self.pieces, found = gather(source, store)
+        self.kept = Kept.of(source, self.pieces, found) if self.keeps else None
+        return found
 
     def _known(self) -> Int[np.ndarray, " n"] | None:
         """Labels of instances, where they count."""

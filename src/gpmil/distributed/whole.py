@@ -18,6 +18,7 @@ from gpmil.data.bags import Bags
 from gpmil.distributed.partition import Facts, Partition, Plan
 from gpmil.inference import leave_out, leave_patients
 from gpmil.inference import solvers as inference
+from gpmil.inference.extended import Kept
 from gpmil.inference.solvers import Problem
 from gpmil.inference.stores import Gathered
 from gpmil.process import features, inducing
@@ -48,6 +49,10 @@ class WholeCohort:
         """Which bags are positive."""
         self.partition.take_labels(labels == 1)
 
+    def labelled_patches(self) -> Float[np.ndarray, "k D"]:
+        """Features of the patches of positive bags whose labels are known, in order."""
+        return self.partition.labelled_patches()
+
     def feature_map(self, n_components: int | None, standardize: bool) -> FeatureMap:
         """The way from features to kernel inputs."""
         return features.fitted(self.partition.rows, n_components, standardize)
@@ -76,6 +81,15 @@ class WholeCohort:
     def some_bags(self, chosen: Int[np.ndarray, " b"]) -> Bags:
         """What settings are learned from."""
         return self.bags[chosen]
+
+    def keep(self, kept: Kept | None) -> None:
+        """Keep W and H beyond a problem; `kept` are those of an earlier one of these bags."""
+        self.partition.keeps, self.partition.kept = True, kept
+
+    @property
+    def kept(self) -> Kept | None:
+        """W and H of the last problem, where they are kept."""
+        return self.partition.kept
 
     def problem(self, plan: Plan, c: float, device: torch.device) -> Problem:
         """The training cohort as inference sees it."""

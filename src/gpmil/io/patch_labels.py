@@ -308,8 +308,9 @@ def _tell(path: Path, found: Found, labels: classes.Labels, values: np.ndarray) 
     before = int((found.bags.instance_labels >= 0).sum())
     if before:
         notes.append(f"{before:,} patch labels that the data had are replaced.")
-    for note in notes:
-        logger.warning("%s: %s", path.name, note)
+    for note in notes:  # a file of a folder has its own name in the note
+        named = note.startswith(f"{path.name}: ")
+        logger.warning("%s%s", "" if named else f"{path.name}: ", note)
     logger.info(
         "%s: %d patches labelled positive, %d negative, in %d slides.",
         path.name,

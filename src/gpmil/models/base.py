@@ -2,6 +2,7 @@
 
 import copy
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from logging import getLogger
@@ -397,6 +398,15 @@ def both_classes(log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B 2"]:
     """P(y = 0) and P(y = 1) from log P(y = 0)."""
     p = np.stack([np.exp(log_p), -np.expm1(log_p)], axis=1)
     return np.clip(p, np.finfo(float).tiny, np.nextafter(1.0, 0.0))
+
+
+def pooled(log_p: Sequence[Float[np.ndarray, "*n"]]) -> Float[np.ndarray, "*n"]:
+    """log of the average of P(all negative), to the last digit where P is near 0 or 1."""
+    if len(log_p) == 1:
+        return log_p[0]
+    positive = np.mean([-np.expm1(one) for one in log_p], axis=0)
+    low = np.logaddexp.reduce(list(log_p), axis=0) - np.log(len(log_p))
+    return np.where(positive < 0.5, np.log1p(-positive), low)
 
 
 def log_odds(log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:

@@ -68,12 +68,12 @@ def share(name: str, value: Any) -> None:
 def word_or_number(
     name: str,
     value: Any,
-    words: tuple[str, ...],
+    words: tuple[str | None, ...],
     above: float | None = None,
     least: float | None = None,
 ) -> None:
-    """Insist on one of some words, or on a number."""
-    if not isinstance(value, str):
+    """Insist on one of some words (None counts as one), or on a number."""
+    if value is not None and not isinstance(value, str):
         number(name, value, above, least)
     elif value not in words:
         raise ValueError(f"{name} must be a number or one of {list(words)}, got {value!r}.")

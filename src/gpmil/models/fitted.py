@@ -22,6 +22,7 @@ from gpmil.models.base import (
     InstancePredictions,
     Predictions,
     log_odds,
+    pooled,
     resolve_device,
 )
 from gpmil.models.beside import Beside
@@ -140,7 +141,7 @@ class FittedGP(DecidingGP):
 
         Deterministic, and never minus infinity or zero; see `gpmil.moments.orthant`.
         """
-        found = self._slides(self._check_predictable(bags), resolve_device(self.device))
+        found = self._said(self._check_predictable(bags), resolve_device(self.device))
         return found[0], found[1]
 
     def predict_evidence(
@@ -155,11 +156,14 @@ class FittedGP(DecidingGP):
         """
         bags, device = self._check_predictable(bags), resolve_device(self.device)
         log_p = log_proba_negative
-        total = log_odds(self._slides(bags, device)[0] if log_p is None else np.asarray(log_p))
+        total = log_odds(self._said(bags, device)[0] if log_p is None else np.asarray(log_p))
         if self.slide_context_ == 0:
             return SlideEvidence(total, np.zeros(len(bags)))
-        alone = self._predictor(device).at_level(self.slide_context_level_)
-        patches = log_odds(self._slides(bags, device, alone)[0])
+        alone = [
+            (voice, voice._predictor(device).at_level(voice.slide_context_level_))
+            for voice in self._voices()
+        ]
+        patches = log_odds(pooled([v._slides(bags, device, one)[0] for v, one in alone]))
         return SlideEvidence(patches, total - patches)
 
     def predict_all(
@@ -184,7 +188,7 @@ class FittedGP(DecidingGP):
         below = None if level is None else calibration.tails(level)[0]
         device = resolve_device(self.device)
         beside = self._beside(bags, device)
-        log_p, error, mean, std = self._slides(bags, device, beside=beside)
+        log_p, error, mean, std = self._said(bags, device, beside)
         interval = np.full((len(bags), 2), np.nan)
         if below is not None:
             most = np.inf if interval_size is None else interval_size
@@ -264,7 +268,21 @@ class FittedGP(DecidingGP):
     def _ends(
         self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
     ) -> Float[np.ndarray, "B 2"]:
-        """Log odds, calibrated, that are below, and above, given u, with this probability."""
+        """Log odds, calibrated, that are below, and above, given u, with this probability.
+
+        Voices rise and fall together: an end of the average is the average of their ends.
+        """
+        ends = np.full((len(bags), 2), np.nan)
+        found = [voice._own_ends(bags, wanted, below, device)[wanted] for voice in self._voices()]
+        # log P(all negative) = -log(1 + exp(log odds))
+        log_p = self._calibrate(pooled([-np.logaddexp(0, own).ravel() for own in found]))
+        ends[wanted] = log_odds(log_p).reshape(-1, 2)
+        return ends
+
+    def _own_ends(
+        self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
+    ) -> Float[np.ndarray, "B 2"]:
+        """The same by this model alone, not calibrated."""
         large = _too_large(bags, device)
         ends = np.full((len(bags), 2), np.nan)
         with torch.no_grad():
@@ -275,9 +293,6 @@ class FittedGP(DecidingGP):
                 ends[part.bags] = np.stack(dense_ends(bag, q, self.mean_, below), 1)
             for b in np.flatnonzero(wanted & large):
                 ends[b] = self._large_ends(bags[int(b)], predictor, strength, below)
-        # log P(all negative) = -log(1 + exp(log odds))
-        log_p = self._calibrate(-np.logaddexp(0, ends[wanted].ravel()))
-        ends[wanted] = log_odds(log_p).reshape(-1, 2)
         return ends
 
     def _dense(
@@ -321,6 +336,13 @@ class FittedGP(DecidingGP):
 
     def _draws(self, bags: Bags, n_draws: int, device: torch.device) -> np.ndarray:
         """P(y = 1 | u) of every bag for draws of u."""
+        log_p = pooled([voice._own_draws(bags, n_draws, device) for voice in self._voices()])
+        return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
+
+    def _own_draws(
+        self, bags: Bags, n_draws: int, device: torch.device
+    ) -> Float[np.ndarray, "s B"]:
+        """log P(all negative | u) by this model alone, not calibrated."""
         log_p = np.empty((n_draws, len(bags)))
         with torch.no_grad():
             gp, q = self._gp(device), self._posterior(device)
@@ -338,7 +360,21 @@ class FittedGP(DecidingGP):
                 for s in range(n_draws):
                     found = orthant.log_orthant(mu[..., s], S, bag.mask, effect=gp.effect)
                     log_p[s, part.bags] = found.log_p.cpu().numpy()
-        return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
+        return log_p
+
+    def _voices(self) -> list["FittedGP"]:
+        """Models whose probabilities of a slide are averaged: this one, where it keeps no other."""
+        return [self]
+
+    def _said(
+        self, bags: Bags, device: torch.device, beside: Beside | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """As `_slides`, with the average over the voices as the slides' probability."""
+        _, *others = self._voices()
+        own = self._slides(bags, device, beside=beside)
+        found = [own, *(voice._slides(bags, device) for voice in others)]
+        error = np.max([one[1] for one in found], axis=0)
+        return pooled([one[0] for one in found]), error, *own[2:]
 
     def _slides(
         self,

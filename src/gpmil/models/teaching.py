@@ -2,31 +2,36 @@
 
 Labels of patches in positive bags enter the likelihood (moments/taught.py), and these patches are
 inducing points as well: what was pointed at must not be lost between k-means centres.
+
+Labels say what tumour is, and with that also what else is not, though it may tell slides apart. So
+q(u) of the fit without them is kept, and a slide's probability is the average of the two.
 """
 
 import copy
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from gpmil.data.bags import Bags
 from gpmil.distributed import WholeCohort
+from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.files.persistence import CARD
 from gpmil.inference import nearby
 from gpmil.inference import solvers as inference
+from gpmil.inference.extended import Kept
 from gpmil.inference.pieces import Chunk
 from gpmil.models.base import progress_shown, resolve_device, training_labels
-from gpmil.models.checks import count, flag, one_of
+from gpmil.models.checks import count, flag, is_word, one_of
 from gpmil.models.cross_fit import CrossFit
 from gpmil.models.on_lesions import PointsOnLesions
 from gpmil.models.saved import Arrays, Card
-from gpmil.models.saved_checks import Damaged, Symbols
+from gpmil.models.saved_checks import Array, Damaged, Symbols
 from gpmil.models.sparse import TrainingCohort
 from gpmil.moments.taught import patches
 from gpmil.process.sparse_gp import Posterior, SparseGP
@@ -34,47 +39,36 @@ from gpmil.process.sparse_gp import Posterior, SparseGP
 logger = logging.getLogger("gpmil")
 Model = TypeVar("Model", bound="TeachableGP")
 WORDS = ("ignore", "use")
+UNTAUGHT = ("untaught_mean_", "untaught_precision_", "untaught_level_")
+MANY_COUPLED, MOST_COUPLED = 1000, 5000  # patches: .07 s each were seen, on one core
 MOST_POINTS = 500  # labelled patches that become inducing points
 
 
-def labelled_rows(bags: Bags, labels: Int[np.ndarray, " B"]) -> Int[np.ndarray, " k"]:
-    """Patches of positive bags whose labels are known; a ValueError where labels contradict.
+class Lesson(NamedTuple):
+    """What an update leaves for the next one."""
 
-    In a negative bag the label of every patch is known without being told.
-    """
-    known, positive = bags.instance_labels, (labels == 1)[bags.bag_index]
-    wrong = np.flatnonzero((known == 1) & ~positive)
-    if len(wrong):
-        raise ValueError(
-            f"expected no positive patch in a negative bag, found {_place(bags, int(wrong[0]))} "
-            f"labelled positive{_more(len(wrong))}: the patch's label or the bag's is wrong. "
-            "Correct one of them, or set instance_labels='ignore'."
-        )
-    benign = np.bincount(bags.bag_index[known == 0], minlength=len(bags))
-    empty = np.flatnonzero((labels == 1) & (benign == bags.sizes))
-    if len(empty):
-        name, size = bags.names[empty[0]], bags.sizes[empty[0]]
-        raise ValueError(
-            f"expected a patch in positive bag '{name}' that may be positive, found all {size} of "
-            f"them labelled negative{_more(len(empty))}. Remove a label, or correct the bag's."
-        )
-    return np.flatnonzero((known >= 0) & positive)
+    curvature: Float[Tensor, "M M"] | None = None
+    known: Int[np.ndarray, " N"] | None = None  # labels of patches
+    kept: Kept | None = None
+    features: Shaped[np.ndarray, "N D"] | None = None  # those of `kept`
 
-
-def _place(bags: Bags, row: int) -> str:
-    """A patch in words."""
-    bag = int(bags.bag_index[row])
-    where = "" if bags.coords is None else f" at {tuple(bags.coords[row].tolist())}"
-    return f"patch {row - int(bags.offsets[bag])}{where} of bag '{bags.names[bag]}'"
-
-
-def _more(n: int) -> str:
-    return "" if n == 1 else f" (and {n - 1} more)"
+    def kept_of(self, bags: Bags) -> Kept | None:
+        """W and H, if they are of these features: with_instance_labels hands them on."""
+        one, other = self.features, bags.features
+        if one is None or one.shape != other.shape or one.dtype != other.dtype:
+            return None
+        same = one.__array_interface__["data"] == other.__array_interface__["data"]
+        return self.kept if same else None
 
 
 class TeachableGP(PointsOnLesions):
     """A model whose fit may know the labels of some patches."""
 
+    ARRAYS = PointsOnLesions.ARRAYS | {
+        "untaught_mean_": Array(("U",), "finite", optional=True),
+        "untaught_precision_": Array(("U", "U"), "precision", optional=True),
+        "untaught_level_": Array((1,), "finite", optional=True),
+    }
     NUMBERS = PointsOnLesions.NUMBERS | {"inducing_from_labels_": partial(count, least=0)}
     LATER: ClassVar[dict[str, dict[str, Any]]] = PointsOnLesions.LATER | {
         "instance_labels": {"inducing_from_labels_": 0}
@@ -82,9 +76,12 @@ class TeachableGP(PointsOnLesions):
 
     # so many of inducing_points_, before those on lesions
     inducing_from_labels_: int
+    # whitened q(u) and the level of the context without labels; None where none were used
+    untaught_mean_: Float[np.ndarray, " U"] | None = None
+    untaught_precision_: Float[np.ndarray, "U U"] | None = None
+    untaught_level_: Float[np.ndarray, " 1"] | None = None
     instance_labels: Any
-    # the Hessian and the labels of the last update, neither saved nor copied
-    _lesson: tuple[Float[Tensor, "M M"] | None, Int[np.ndarray, " N"] | None] = (None, None)
+    _lesson: Lesson = Lesson()  # of the last update, neither saved nor copied
 
     def _check_teaching(self) -> None:
         one_of("instance_labels", self.instance_labels, WORDS)
@@ -101,6 +98,23 @@ class TeachableGP(PointsOnLesions):
                 "instance_labels='use'. Leave one of the two out."
             )
 
+    def _check_time(self, cohort: TrainingCohort, has_effect: bool) -> None:
+        """Coupled moments, a slide effect and labels together: the slowest of all fits."""
+        n = cohort.whole.n_instances
+        if not (self._is_taught() and self.moments == "coupled" and has_effect):
+            return
+        if n > MOST_COUPLED:
+            raise ValueError(
+                "moments='coupled' with a slide effect and labelled patches takes some minutes for "
+                f"every {MOST_COUPLED:,} patches, and these are {n:,}: it is refused above that. "
+                "Use moments='diagonal' (seconds), or slide_effect=0."
+            )
+        if n > MANY_COUPLED:
+            logger.warning(
+                "moments='coupled' with a slide effect and labelled patches may take minutes for "
+                "%d patches; moments='diagonal' takes seconds.", n,
+            )  # fmt: skip
+
     def _is_taught(self) -> bool:
         return bool(self.instance_labels == "use")
 
@@ -113,24 +127,23 @@ class TeachableGP(PointsOnLesions):
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
     ) -> Float[np.ndarray, "M D"]:
         """Those of the model without labels, and the labelled patches."""
-        self.inducing_from_labels_, rows, self._lesson = 0, None, (None, None)
-        if self._is_taught() and cohort.bags is not None:
-            rows = labelled_rows(cohort.bags, labels)  # said before the work
+        self.inducing_from_labels_, self._lesson = 0, Lesson()
+        effect = self.slide_effect
+        self._check_time(cohort, is_word(effect, "auto") or bool(effect))
+        # what is wrong with labels is said before the work
+        new = cohort.labelled_patches() if self._is_taught() else None
         points = super()._place_inducing(cohort, labels, device)
-        if rows is None or cohort.bags is None:
-            return points
-        return self._with_labelled(points, cohort.bags, rows)
+        return points if new is None else self._with_labelled(points, new)
 
     def _with_labelled(
-        self, points: Float[np.ndarray, "M D"], bags: Bags, rows: Int[np.ndarray, " k"]
+        self, points: Float[np.ndarray, "M D"], new: Float[np.ndarray, "k D"]
     ) -> Float[np.ndarray, "M2 D"]:
         """Labelled patches that are no inducing points yet, in the order of the cohort."""
-        if len(rows) > MOST_POINTS:
+        if len(new) > MOST_POINTS:
             logger.info(
-                "%d patches are labelled: %d of them become inducing points", len(rows), MOST_POINTS
+                "%d patches are labelled: %d of them become inducing points", len(new), MOST_POINTS
             )
-            rows = rows[np.linspace(0, len(rows) - 1, MOST_POINTS).round().astype(int)]
-        new = np.asarray(bags.features[rows], dtype=np.float64)
+            new = new[np.linspace(0, len(new) - 1, MOST_POINTS).round().astype(int)]
         _, first = np.unique(np.concatenate([points, new]), axis=0, return_index=True)
         new = new[np.sort(first[first >= len(points)]) - len(points)]
         self.inducing_from_labels_ = len(new)
@@ -144,6 +157,58 @@ class TeachableGP(PointsOnLesions):
                 f"{CARD}: inducing_from_labels_: expected at most {most}, found "
                 f"{self.inducing_from_labels_}"
             )
+        there = [getattr(self, name) is not None for name in UNTAUGHT]
+        if any(there) and not (all(there) and self._is_taught()):
+            raise Damaged(f"{FILE}: {UNTAUGHT[0]}: expected with a taught model, and the others")
+        wanted = len(self.whitened_mean_) - self.inducing_from_labels_
+        if self.untaught_mean_ is not None and len(self.untaught_mean_) != wanted:
+            raise Damaged(
+                f"{FILE}: {UNTAUGHT[0]}: expected {wanted} numbers, one for every weight that "
+                f"belongs to no label, found {len(self.untaught_mean_)}"
+            )
+
+    # --- The model without labels -------------------------------------------------------------
+
+    def _voices(self) -> list["TeachableGP"]:
+        known = self.untaught_mean_
+        if known is None or np.array_equal(known, self.whitened_mean_):
+            return [self]
+        assert self.untaught_level_ is not None and self.untaught_precision_ is not None
+        plain = self._at_other_points()
+        plain.whitened_mean_, plain.whitened_precision_ = known, self.untaught_precision_
+        plain.slide_context_level_ = float(self.untaught_level_[0])
+        return [self, plain]
+
+    def _at_other_points(self: Model) -> Model:
+        """A copy that knows no labels, nor their inducing points."""
+        plain, points = copy.copy(self), self.inducing_points_
+        last = len(points) - self.inducing_from_lesions_
+        first = last - self.inducing_from_labels_
+        plain.inducing_points_ = np.concatenate([points[:first], points[last:]])
+        plain.instance_labels, plain.inducing_from_labels_ = "ignore", 0
+        plain.__dict__.update(dict.fromkeys(UNTAUGHT))
+        return plain
+
+    def _keep_untaught(self, of: "TeachableGP") -> None:
+        self.untaught_mean_, self.untaught_precision_ = of.whitened_mean_, of.whitened_precision_
+        self.untaught_level_ = np.array([of.slide_context_level_])
+
+    def _fit_untaught(self, cohort: TrainingCohort, device: torch.device) -> None:
+        """The same fit without labels, after that with them; where there are none, it is that."""
+        self.__dict__.update(dict.fromkeys(UNTAUGHT))
+        if not self._is_taught():
+            return
+        plain = self._at_other_points()
+        if len(cohort.labelled_patches()):
+            gp = plain._gp(device)
+            problem = plain._problem(gp, cohort)
+            plain._keep_level_of(cohort, gp, plain._kept(gp, problem, plain._solve(problem)))
+        self._keep_untaught(plain)
+
+    def _keep_level_of(self, cohort: TrainingCohort, gp: SparseGP, q: Posterior) -> None:
+        if gp.context is not None:
+            means = cohort.slide_means(self._feature_map()).to(gp.L.device)
+            self._keep_level(gp, q, gp.context.frame(means))
 
     # --- New labels ---------------------------------------------------------------------------
 
@@ -153,7 +218,8 @@ class TeachableGP(PointsOnLesions):
         `bags` (and y) are those of the fit, with more labels, other ones or fewer. The result is
         the fit to them at the settings, the way of the features and the other inducing points of
         this model, from where it stands: the first labels cost some steps, the next ones fewer.
-        A model fitted with instance_labels="ignore" is taught from now on.
+        A model fitted with instance_labels="ignore" is taught from now on. Probabilities of bags
+        are the average of those with and without the labels.
 
         The models behind `calibrated` and `flags` are fitted again, too, which takes as long as
         `n_folds` fits at given settings; cross_fit=False leaves them as they are, for a quick look:
@@ -163,6 +229,8 @@ class TeachableGP(PointsOnLesions):
         bags = self._check_predictable(bags)
         fresh = copy.copy(self)  # an update that fails leaves this model as it was
         fresh._lesson = self._lesson
+        if not self._is_taught():
+            fresh._keep_untaught(self)
         with torch.no_grad(), progress_shown(bool(self.verbose)):
             fresh.instance_labels = "use"
             fresh._check_teaching()
@@ -185,20 +253,22 @@ class TeachableGP(PointsOnLesions):
             )
 
     def _update(self, bags: Bags, labels: Int[np.ndarray, " B"], device: torch.device) -> None:
-        rows, before = labelled_rows(bags, labels), self._gp(device)
+        cohort, before = WholeCohort(bags, device, labels), self._gp(device)
+        self._check_time(cohort, self.slide_effect_ > 0)
         w = torch.from_numpy(self.whitened_mean_).to(device)
-        self.inducing_points_ = self._points_with(bags, rows)
-        cohort, gp = WholeCohort(bags, device, labels), self._gp(device)
+        self.inducing_points_ = self._points_with(cohort.labelled_patches())
+        gp = self._gp(device)
+        cohort.keep(self._lesson.kept_of(bags))
         problem = self._problem(gp, cohort)
         T = moved(before, gp)
         if self.solver == "direct":
             found = self._solve_near(problem, T, T @ w, bags.instance_labels)
+            self._lesson = self._lesson._replace(kept=cohort.kept, features=bags.features)
         else:
             found = self._solve(problem)
-        q = self._kept(gp, problem, found)
-        if gp.context is not None:
-            means = cohort.slide_means(self._feature_map()).to(device)
-            self._keep_level(gp, q, gp.context.frame(means))
+        self._keep_level_of(cohort, gp, self._kept(gp, problem, found))
+        if self.untaught_mean_ is None:  # a taught model of an earlier version
+            self._fit_untaught(WholeCohort(bags, device, labels), device)
         self.loo_log_likelihood_ = None  # that of the fit before
 
     def _solve_near(
@@ -208,7 +278,7 @@ class TeachableGP(PointsOnLesions):
         """The optimum from w, with the Hessian of the last update."""
         J = self._near_curvature(problem, T, w, known)
         found = nearby.maximum(problem, int(self.max_iter), float(self.tol), w, J)
-        self._lesson = (found.curvature, known)
+        self._lesson = Lesson(found.curvature, known)
         return found
 
     def _near_curvature(
@@ -219,7 +289,7 @@ class TeachableGP(PointsOnLesions):
 
         In the new w it is T J T' + I - T T': where the earlier points say nothing, the prior.
         """
-        J, before = self._lesson
+        J, before = self._lesson[:2]
         in_memory = [piece for piece in problem.chunks if isinstance(piece, Chunk)]
         if J is None or before is None or len(in_memory) < len(problem.chunks):
             return inference.collapsed_bound(problem, w)[2]
@@ -244,12 +314,12 @@ class TeachableGP(PointsOnLesions):
         state = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_lesson"}
 
-    def _points_with(self, bags: Bags, rows: Int[np.ndarray, " k"]) -> Float[np.ndarray, "M D"]:
+    def _points_with(self, labelled: Float[np.ndarray, "k D"]) -> Float[np.ndarray, "M D"]:
         """The other inducing points with those of the labels as they are now."""
         points, lesions = self.inducing_points_, self.inducing_from_lesions_
         last = len(points) - lesions
         first = last - self.inducing_from_labels_
-        return np.concatenate([self._with_labelled(points[:first], bags, rows), points[last:]])
+        return np.concatenate([self._with_labelled(points[:first], labelled), points[last:]])
 
     def _solve(self, problem: inference.Problem) -> inference.Solution:
         raise NotImplementedError

@@ -163,8 +163,12 @@ class VGPMIL(NovelGP):
         interval_size: int | None = None,
     ) -> Predictions:
         """All that the model says of bags and instances; it marks none and knows no intervals."""
+        bags = self._check_predictable(bags)
         found = super().predict_all(bags, rate=rate, level=level, interval_size=interval_size)
-        return replace(found, novelty=self.predict_novelty(bags))
+        patches, slides = self._novelty(bags)
+        assert found.instances is not None
+        instances = replace(found.instances, novelty=patches)
+        return replace(found, instances=instances, novelty=slides)
 
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(y_b = 0) by the rule `bag`, instances independent but for the slide effect.
@@ -176,7 +180,7 @@ class VGPMIL(NovelGP):
     def _bags_and_instances(
         self, bags
     ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"], InstancePredictions]:
-        instances = self.predict_instances(bags)
+        instances = self._instances(self._check_predictable(bags))
         log_p = self._bags(instances)
         return log_p, np.zeros(len(log_p)), instances
 

@@ -84,6 +84,7 @@ class VGPMILPR(TeachableGP):
     instance_labels : "ignore" or "use"
         Whether known labels of patches in positive bags (`bags.instance_labels`) enter the
         likelihood; these patches are then inducing points as well. `update` takes in new ones.
+        Probabilities of bags are then the average of those with and without the labels.
     optimize : tuple of "inducing", "variance", "lengthscale", "mean"
         What the direct solver also moves to raise the collapsed evidence bound. The bound is a
         poor judge of kernel settings on real data: see the page on the two integrals.
@@ -201,6 +202,7 @@ class VGPMILPR(TeachableGP):
             found = self._add_points_on_lesions(found, cohort, labels, device)
         self._keep_level(self._gp(device), found.q, slides)
         self._learn_range(cohort, device)
+        self._fit_untaught(cohort, device)
         if bags is not None and fold is not None:
             self.cross_fit_ = CrossFit.fit(self, bags, labels, fold, bool(self.calibrated))
         self._keep_operating_point(found.left_out, self.cross_fit_, labels, facts.groups)
@@ -235,7 +237,6 @@ class VGPMILPR(TeachableGP):
 
     def _check_apart(self) -> None:
         used = [name for name in ("calibrated", "flags", "optimize") if getattr(self, name)]
-        used += ["instance_labels"] if self._is_taught() else []
         if used:
             raise ValueError(
                 f"{', '.join(used)} cannot be had over partitions: they need all bags in one "
@@ -309,8 +310,7 @@ class VGPMILPR(TeachableGP):
         one_of("moments", self.moments, tuple(LIKELIHOODS))
         one_of("solver", self.solver, SOLVERS)
         self._check_optimize()
-        if self.slide_effect is not None:
-            word_or_number("slide_effect", self.slide_effect, ("auto",), least=0)
+        word_or_number("slide_effect", self.slide_effect, ("auto", None), least=0)
         self._check_slide_context()
         self._check_teaching()
         self._check_aim()

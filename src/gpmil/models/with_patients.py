@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Shaped
 from gpmil.coupling.operator import parts, sparse_precision
 from gpmil.data.bags import Bags
 from gpmil.inference import leave_out
-from gpmil.models.base import both_classes, log_odds, resolve_device
+from gpmil.models.base import both_classes, log_odds, pooled, resolve_device
 from gpmil.models.fitted import LARGE, FittedGP
 from gpmil.moments import orthant, orthant_joint
 from gpmil.moments.orthant import Expansion
@@ -43,6 +43,9 @@ class PatientPredictions:
 class PatientGP(FittedGP):
     """A Gaussian-process model that knows what slides of a patient have in common."""
 
+    def _voices(self) -> list["PatientGP"]:
+        return [self]
+
     def predict_patients(self, bags) -> PatientPredictions:
         """P(all slides of a patient are negative), jointly; `bags.groups` names the patients.
 
@@ -57,7 +60,9 @@ class PatientGP(FittedGP):
                 "groups= when building them (--patient on the command line)."
             )
         device = resolve_device(self.device)
-        log_p, error = self._slides(bags, device)[:2]
+        voices = self._voices()
+        each = [voice._slides(bags, device)[:2] for voice in voices]
+        log_p, error = pooled([e[0] for e in each]), np.max([e[1] for e in each], axis=0)
         own = self._calibrate(log_p)
         patients, number = np.unique(bags.groups, return_inverse=True)
         found = np.empty((len(patients), 2))
@@ -66,8 +71,13 @@ class PatientGP(FittedGP):
                 of = np.flatnonzero(number == p)
                 found[p] = own[of].sum(), error[of].sum()
                 if len(of) > 1:
-                    together, off = self._together(bags[of], log_p[of], device)
+                    every = [
+                        voice._together(bags[of], alone[of], device)
+                        for voice, (alone, _) in zip(voices, each)
+                    ]
+                    together = float(pooled([np.array(one[0]) for one in every]))
                     gained = own[of].sum() + together - log_p[of].sum()
+                    off = max(one[1] for one in every)
                     found[p] = min(gained, own[of].min()), off  # P(all) <= P(one)
         labels = _patient_labels(bags.labels, number)
         value = found[:, 0]

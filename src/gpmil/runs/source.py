@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-ELSEWHERE = ("data", "patch_labels")  # what is no argument of `gpmil.read`
+WORDS = ("positive", "negative", "exclude")  # that name classes
+# what is no argument of `gpmil.read`
+ELSEWHERE = ("data", "patch_labels", *(f"patch_{word}" for word in WORDS))
 
 
 def arguments(card: Mapping[str, Any]) -> dict[str, Any]:
@@ -21,6 +23,16 @@ def arguments(card: Mapping[str, Any]) -> dict[str, Any]:
     if str(said.get("graph")).lower() == "none":
         said["graph"] = None
     return said
+
+
+def patch_words(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Which classes of patch labels are positive and so on: their own words, else those of slides.
+
+    >>> patch_words({"positive": "cancer", "patch_positive": "Tumor", "patch_exclude": None})
+    {'positive': 'Tumor', 'negative': None, 'exclude': None}
+    """
+    own = {word: card.get(f"patch_{word}") for word in WORDS}
+    return own if any(own.values()) else {word: card.get(word) for word in WORDS}
 
 
 def step(text: str) -> float | tuple[float, ...]:

@@ -22,7 +22,7 @@ from gpmil.data.checks import listed
 from gpmil.files.whole import write_whole
 from gpmil.runs.data_card import KIND, cache_of, fingerprint
 from gpmil.runs.marks import History, Mark, MarksFile, described, table_rows
-from gpmil.runs.source import arguments
+from gpmil.runs.source import arguments, patch_words
 from gpmil.runs.workspace import csv_bytes
 from gpmil.viewer.cohort import Missing, ShownCohort, ShownRun, as_dict, found_again, model_card
 from gpmil.viewer.maps import Maps, PatchMap
@@ -67,8 +67,16 @@ class Lesson:
         self.n_fitted = len(bags) if n_fitted is None else n_fitted
         self._chosen, self._working = np.arange(self.n_fitted), copy.copy(self.before)
         self.places = {str(name): b for b, name in enumerate(bags.names)}
+        self._before: dict[int, float] = {}
+        self._cohort: Bags | None = None  # the bags of the last update
         used = getattr(model, "instance_labels", "ignore") == "use"
         self.known = np.array(bags.instance_labels) if used else np.full(bags.n_instances, -1)
+
+    def probability_before(self, number: int, bag: "Bags") -> float:
+        """Of a slide by the model before any mark, computed once."""
+        if number not in self._before:
+            self._before[number] = float(self.before.predict_proba(bag)[0, 1])
+        return self._before[number]
 
     def learn(self, rows: Sequence[int], labels: Sequence[int], lines: int) -> "BagClassifier":
         """The model with these labels, and those of its fit."""
@@ -89,10 +97,13 @@ class Lesson:
         """
         chosen = np.union1d(np.arange(self.n_fitted), marked)
         working: Any = self._working
+        if self._cohort is None or not np.array_equal(chosen, self._chosen):
+            self._cohort = taught if len(chosen) == len(taught) else taught[chosen]
         if not np.array_equal(chosen, self._chosen):  # other bags: from the start
-            working = _of_cohort(copy.copy(self.before), taught[chosen])
-        whole = len(chosen) == len(taught)
-        working.update(taught if whole else taught[chosen])
+            working = _of_cohort(copy.copy(self.before), self._cohort)
+        # the same features from mark to mark, by which the model knows them again
+        rows = np.isin(taught.bag_index, chosen)
+        working.update(self._cohort.with_instance_labels(taught.instance_labels[rows]))
         self._chosen, self._working, self.after = chosen, working, copy.copy(working)
 
     def asked(self) -> "Bags":
@@ -256,17 +267,21 @@ class Teacher:
     def map(self, slide: int) -> tuple[PatchMap, dict[str, str]]:
         """The map of a slide by the taught model, and the slide's probability."""
         lesson, (model, history) = self.lesson(), self.taught()
-        bag = lesson.bags[[self._bag(lesson, slide)]].in_memory()
-        said = model.predict_instances(bag)
+        number = self._bag(lesson, slide)
+        bag = lesson.bags[[number]].in_memory()
+        small = bag.n_instances <= MOST_PATCHES
+        both = model.predict_all(bag) if small else None
+        said = both.instances if both is not None else None
+        said = model.predict_instances(bag) if said is None else said
         own = self.maps.get(self.number, slide)
         tag = f"{own.tag}-{history.lines}"
         # What else the run's table says of patches is of the model before.
         found: dict[str, Any] = {name: None for name in OF_BEFORE if hasattr(own, name)}
         drawn = replace(own, probability=said.probability, sd=said.std, tag=tag, **found)
         facts = {"x-gpmil-version": str(history.lines)}
-        if bag.n_instances <= MOST_PATCHES:
-            for name, of in (("before", lesson.before), ("probability", model)):
-                facts[f"x-gpmil-{name}"] = repr(float(of.predict_proba(bag)[0, 1]))
+        if both is not None:
+            facts["x-gpmil-before"] = repr(lesson.probability_before(number, bag))
+            facts["x-gpmil-probability"] = repr(float(both.proba[0, 1]))
             facts["x-gpmil-calibrated"] = str(int(lesson.calibrated))
         return drawn, facts
 
@@ -351,8 +366,7 @@ def _read(run: ShownRun) -> Lesson:
     path, cache = source["data"], cache_of(run.config)
     bags, _ = io.read_with_report(path, cache=cache, **arguments(source))
     if source.get("patch_labels") is not None:
-        words = {word: source.get(word) for word in ("positive", "negative", "exclude")}
-        bags = io.with_patch_labels(bags, source["patch_labels"], **words)
+        bags = io.with_patch_labels(bags, source["patch_labels"], **patch_words(source))
     bags = bags[bags.labels >= 0]
     noted = as_dict(run.config.get("data")).get("fingerprint")
     if isinstance(noted, str) and noted.startswith(KIND) and noted != fingerprint(bags):

@@ -2,8 +2,8 @@
 // its run, its coupling and its layer.
 
 import { ask, byId, options } from "./dom.js";
-import { LAYERS, NO_P_VALUES, available, niceTop, titleOf, valuesOf } from "./layers.js";
-import { predicted } from "./list.js";
+import { LAYERS, NO_P_VALUES, available, niceTop, three, titleOf, valuesOf } from "./layers.js";
+import { predicted, rounded } from "./list.js";
 import { LAYER_NAMES, MOST_PANES, get, set } from "./state.js";
 import { Pane, fit } from "./view.js";
 
@@ -309,9 +309,10 @@ export class Compare {
   #value({ pane }, index) {
     const layer = pane.look.layer;
     if (layer === "flags") return pane.flagged[index] ? "marked" : "not marked";
-    if (layer === "suspicion") return `p-value ${pane.map.p_value[index]}`;
+    if (layer === "suspicion") return `p-value ${three(pane.map.p_value[index])}`;
     const name = layer === "none" ? "probability" : layer;
-    return `${name} ${valuesOf(pane.map, name)[index]}`;
+    const value = valuesOf(pane.map, name)[index];
+    return `${name} ${name === "probability" ? rounded(value) : three(value)}`;
   }
 
   add() {

@@ -9,7 +9,7 @@ const TINY = 5; // pixels of a patch: lines through smaller ones are thin
 const SMALL = 340; // pixels: lower stages have a short legend
 const FONT = "12px system-ui, sans-serif";
 
-const three = (value) => String(Number(value.toPrecision(3)));
+export const three = (value) => String(Number(value.toPrecision(3)));
 const upTo = (top) => [[0, "0"], [0.5, three(top / 2)], [1, three(top)]];
 
 // The layers by their names, the same as in heat maps, on pages and in QuPath.

@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { byId, make } from "./dom.js";
+import { three } from "./layers.js";
 import { decisionWords, isWrong, predictions, rounded } from "./list.js";
 import { patientFacts, showSiblings } from "./patients.js";
 import { get, set } from "./state.js";
@@ -19,6 +20,14 @@ const FIELDS = [
   ["label", "label"],
 ];
 const TILE = 256;
+
+const WHOLE = ["x", "y", "flagged", "label"];
+
+// Three digits to read; the title has the number as the tables have it.
+function short(field, text) {
+  if (WHOLE.includes(field)) return text;
+  return field === "probability" ? rounded(Number(text)) : three(Number(text));
+}
 
 // A number as the tables have it: JavaScript writes the shortest text that reads as the number.
 function shown(part, index, field) {
@@ -41,7 +50,7 @@ function fillNumbers(table, part, index) {
         "tr",
         {},
         make("th", { scope: "row" }, title),
-        make("td", { "data-field": field }, text),
+        make("td", { "data-field": field, title: text }, field ? short(field, text) : text),
       ),
     ),
   );
@@ -125,7 +134,7 @@ export class PatchPanel {
   #showNeighbours(part, index) {
     const { map } = part.pane;
     const entries = map.neighbours(index).map((j) => {
-      const text = `${j}: probability ${map.probability[j]}`;
+      const text = `${j}: probability ${rounded(map.probability[j])}`;
       const pin = { type: "button", class: "quiet", onclick: () => set({ pinned: j }) };
       return make("li", {}, make("button", pin, text));
     });

@@ -3,6 +3,7 @@
 
 import * as api from "./api.js";
 import { byId, make } from "./dom.js";
+import { rounded } from "./list.js";
 import { get, set } from "./state.js";
 
 const SIGNS = { 1: "+", 0: "\u2212" };
@@ -137,7 +138,7 @@ export class Teaching {
     if (facts?.version !== version) return `${words} Learning \u2026`;
     const slide = this.cohort.columns.name.indexOf(get().slide);
     if (facts.slide !== slide || !facts.probability) return words;
-    const [old, now] = [facts.before, facts.probability].map((p) => Number(p).toPrecision(3));
+    const [old, now] = [facts.before, facts.probability].map((p) => rounded(Number(p)));
     const kind = facts.calibrated ? ", not calibrated" : "";
     return `${words} This slide: ${old} before, ${now} after${kind} (${facts.seconds} s).`;
   }
