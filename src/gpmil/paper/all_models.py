@@ -16,7 +16,12 @@ from gpmil.show import plots
 from gpmil.show.report import Table
 
 SLIDE = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss"}
-PATCH = {"auc": "AUC", "average_precision": "average precision", "within_bag_auc": "AUC in slides"}
+PATCH = {
+    "auc": "AUC",
+    "average_precision": "average precision",
+    "within_bag_auc": "AUC in slides",
+    "froc": "FROC",
+}
 N_BOOTSTRAP = 400  # of every run
 exhibit = partial(Exhibit, "Beyond the paper", "all_models", "All models, with intervals")
 
