@@ -15,7 +15,12 @@ from gpmil.paper.scores import deviation
 from gpmil.show import plots
 from gpmil.show.report import Table
 
-SLIDE = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss"}
+SLIDE = {
+    "accuracy": "accuracy",
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "calibration_error": "calibration error",
+}
 PATCH = {
     "auc": "AUC",
     "average_precision": "average precision",
@@ -29,6 +34,27 @@ exhibit = partial(Exhibit, "Beyond the paper", "all_models", "All models, with i
 def build(results: Results) -> Exhibit:
     """Metrics that need no threshold, with intervals over slides (or patients)."""
     found = frame(results)
+    names = known_names(found)
+    return exhibit(
+        _words(results, found),
+        found,
+        [table(results, found)],
+        picture(found, names),
+        "Slide and patch metrics of every model with intervals",
+        "Dots: means over runs; bars: 95 % intervals. Log loss: small is good.",
+    )
+
+
+def known_names(found: pd.DataFrame) -> list[str]:
+    """The metrics that these data can tell, in the order of the table."""
+    names = [f"slides: {name}" for name in SLIDE.values()]
+    names += [f"patches: {name}" for name in PATCH.values()]
+    known = found.groupby("metric")["mean"].count()
+    return [name for name in names if known.get(name, 0)]
+
+
+def table(results: Results, found: pd.DataFrame, seconds: bool = False) -> Table:
+    """One row per method; with `seconds` also what a run costs, fits and predictions together."""
     runs = max(len(results.of(method.key)) for method in results.methods)
     unit = "slides" if results.test.groups is None else "patients"
     caption = (
@@ -36,22 +62,15 @@ def build(results: Results) -> Exhibit:
         f"(DeLong's of the AUC, else {N_BOOTSTRAP} resamples per run; ends averaged over runs). "
         f"{results.source}"
     )
-    names = [f"slides: {name}" for name in SLIDE.values()]
-    names += [f"patches: {name}" for name in PATCH.values()]
-    known = found.groupby("metric")["mean"].count()
-    names = [name for name in names if known.get(name, 0)]  # what these data can tell
-    rows = [
-        [label, *(_cell(own, name) for name in names)]
-        for label, own in found.groupby("method", sort=False)
-    ]
-    return exhibit(
-        _words(results, found),
-        found,
-        [Table(["method", *names], rows, caption, text=["method"])],
-        picture(found, names),
-        "Slide and patch metrics of every model with intervals",
-        "Dots: means over runs; bars: 95 % intervals. Log loss: small is good.",
-    )
+    names = known_names(found)
+    rows = []
+    for method, own_runs in results.were_run():
+        own = found[found["key"] == method.key]
+        spent = np.mean([run.fit_seconds + run.predict_seconds for run in own_runs])
+        cells = [method.label, *(_cell(own, name) for name in names)]
+        rows.append([*cells, f"{spent:.0f}"] if seconds else cells)
+    columns = ["method", *names, *(["seconds"] if seconds else [])]
+    return Table(columns, rows, caption, text=["method"])
 
 
 def frame(results: Results) -> pd.DataFrame:
