@@ -25,7 +25,7 @@ TEST_BAGS = {16: 4000, 768: 1000}
 QUICK = (8, 60, 200)  # features, training and test bags
 FILL = {"o": "none", "s": "#f0b48a", "D": plots.POSITIVE}  # the more bags, the fuller the mark
 MOST_SEEDS = {200: 10, 1000: 3, 5000: 1}  # of large cohorts one says enough
-exhibit = partial(Exhibit, "2", "shifted_mean", "Shifted means: the distance to Bayes")
+exhibit = partial(Exhibit, "B", "shifted_mean", "Shifted means: the distance to Bayes")
 
 
 def parts(plan: Plan) -> Iterator[Part]:
@@ -144,5 +144,8 @@ def picture(own: pd.DataFrame) -> Figure:
         ax.set(yticks=range(len(labels)), yticklabels=labels)
         ax.grid(axis="y", color=plots.GRID, linewidth=0.8)
         ax.set_axisbelow(True)
-    axes[-1].legend(fontsize=plots.FONT - 1.5, frameon=False)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=plots.FONT
+    )
     return figure

@@ -16,7 +16,7 @@ from gpmil.proof.trials import OneCohort, Trials, gathered, in_parts, mean_and_e
 from gpmil.show import plots
 from gpmil.show.report import Table
 
-exhibit = partial(Exhibit, "4", "error_rates", "Every promise, kept and broken")
+exhibit = partial(Exhibit, "D", "error_rates", "Every promise, kept and broken")
 # names of the cases in which what is promised may fail, and does
 VIOLATIONS = (
     *("coupling 1", "field effect .5", "field .5, coupling 1", "correlation .3"),

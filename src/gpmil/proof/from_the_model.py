@@ -71,7 +71,7 @@ class Truth:
     Z: Float[np.ndarray, "m d"]
     c: float
     w: Float[np.ndarray, " m"]
-    f: list[Float[np.ndarray, " n"]]  # of every bag
+    f: list[Float[np.ndarray, " _"]]  # of every bag
     s: Float[np.ndarray, " B"]
     slides: list[SlideOfTheModel]
 

@@ -20,7 +20,7 @@ NAME = "posterior"
 DRAWS_PER_COHORT = 5  # as many draws of the posterior study for one cohort of a promise
 BINS = 20
 LEVEL = 0.99  # of the band in which a bin of uniform ranks lies
-exhibit = partial(Exhibit, "3", "posterior", "Is the truth where the posterior says it is?")
+exhibit = partial(Exhibit, "C", "posterior", "Is the truth where the posterior says it is?")
 
 
 def parts(plan: Plan) -> Iterator[Trials]:

@@ -25,7 +25,7 @@ QUICK_SIZE = 60
 TEST_BAGS = 300
 PASSED = 0.95  # least test AUC with every seed
 COLUMNS = ("train", "same", "moved")  # bags whose AUC is taken
-exhibit = partial(Exhibit, "1", "unit_tests", "Three tests of the multiple-instance rule")
+exhibit = partial(Exhibit, "A", "unit_tests", "Three tests of the multiple-instance rule")
 
 
 def parts(plan: Plan) -> Iterator[Part]:
@@ -143,5 +143,8 @@ def picture(own: pd.DataFrame) -> Figure:
         ax.set(yticks=range(len(labels)), yticklabels=labels, xlim=(-0.03, 1.03))
         ax.grid(axis="y", color=plots.GRID, linewidth=0.8)
         ax.set_axisbelow(True)
-    axes[0].legend(fontsize=plots.FONT - 1.5, frameon=False, loc="lower left")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=plots.FONT
+    )
     return figure
