@@ -1,4 +1,4 @@
-"""Tests with a known answer: the bags that are drawn, the rule that is kept, the best classifier."""
+"""Known answers: the bags that are drawn, the rule that is kept, the best classifier."""
 
 import numpy as np
 import pytest

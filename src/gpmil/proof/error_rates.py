@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gpmil.paper.exhibit import Exhibit, panels
+from gpmil.paper.exhibit import Exhibit
 from gpmil.proof import intervals, promises
 from gpmil.proof.plan import Plan
 from gpmil.proof.trials import OneCohort, Trials, gathered, in_parts, mean_and_error
@@ -20,6 +20,7 @@ exhibit = partial(Exhibit, "D", "error_rates", "Every promise, kept and broken")
 # names of the cases in which what is promised may fail, and does
 VIOLATIONS = (
     *("coupling 1", "field effect .5", "field .5, coupling 1", "correlation .3"),
+    "correlation .3, by bag",
     *("biopsies, coupling 0", "biopsies, coupling 1", "the same, not told"),
     *("variance 1 in place of 9", "slide effect 1, not told", "the same, patients not told"),
 )
@@ -178,22 +179,20 @@ def _cell(mean: float, error: float) -> str:
 
 
 def picture(own: pd.DataFrame) -> Figure:
-    """One panel per kind of promise."""
+    """One panel per kind of promise, one below the other."""
     shown = [study for study in STUDIES if (own["study"] == study.name).any()]
-    height = 0.5 + 0.24 * own.groupby("study").size().max()
-    figure, axes = panels(11.5, height * ((len(shown) + 1) // 2), (len(shown) + 1) // 2, 2)
-    flat = axes.ravel()
-    for ax in flat[len(shown) :]:
-        ax.set_axis_off()
-    for ax, study in zip(flat, shown):
+    rows = [int((own["study"] == study.name).sum()) for study in shown]
+    figure = plots.new_figure(8.6, 0.19 * sum(rows) + 0.75 * len(rows), "constrained")
+    axes = figure.subplots(len(shown), 1, squeeze=False, height_ratios=[n + 2 for n in rows])
+    for ax, study in zip(axes[:, 0], shown):
         of = own[own["study"] == study.name].iloc[::-1]
         y = np.arange(len(of))
         colour = [plots.POSITIVE if kept == "no" else plots.NEGATIVE for kept in of["kept"]]
         ax.hlines(y, of["realised"] - 2 * of["error"], of["realised"] + 2 * of["error"], colour)
         ax.scatter(of["realised"], y, s=20, c=colour)
         ax.scatter(of["promised"], y, s=60, c=plots.INK, marker="|")
-        names = [f"{case}: {what}" for case, what in zip(of["case"], of["what"])]
-        ax.set_yticks(y, names)
-        plots.style(ax, "rate", title=study.title)
-        ax.tick_params(axis="y", labelsize=plots.FONT - 2.5)
+        plots.style(ax, title=study.title)
+        ax.set_yticks(y, [f"{case}: {what}" for case, what in zip(of["case"], of["what"])])
+        ax.tick_params(axis="y", labelsize=plots.FONT - 2)
+        ax.set_ylim(-0.7, len(of) - 0.3)
     return figure

@@ -118,7 +118,7 @@ def picture(results: dict[str, Measured]) -> Figure:
                 continue
             low, high = binom.ppf([(1 - LEVEL) / 2, (1 + LEVEL) / 2], len(own), 1 / BINS)
             ax.axhspan(low, high, color=plots.GRID)
-            ax.hist(own, BINS, (0, 1), color=plots.NEGATIVE)
+            ax.hist(own, BINS, range=(0, 1), color=plots.NEGATIVE)
             plots.style(ax, "rank", "draws" if ax is row[0] else "", kind)
             ax.set_xlim(0, 1)
         row[0].annotate(
