@@ -38,7 +38,7 @@ def build(results: Results) -> Exhibit:
     return exhibit(
         _words(results, found),
         found,
-        [table(results, found)],
+        [table(results, found, names, f"{caption(results)} {results.source}")],
         picture(found, names),
         "Slide and patch metrics of every model with intervals",
         "Dots: means over runs; bars: 95 % intervals. Log loss: small is good.",
@@ -53,24 +53,24 @@ def known_names(found: pd.DataFrame) -> list[str]:
     return [name for name in names if known.get(name, 0)]
 
 
-def table(results: Results, found: pd.DataFrame, seconds: bool = False) -> Table:
-    """One row per method; with `seconds` also what a run costs, fits and predictions together."""
+def caption(results: Results) -> str:
+    """What the numbers are."""
     runs = max(len(results.of(method.key)) for method in results.methods)
     unit = "slides" if results.test.groups is None else "patients"
-    caption = (
+    return (
         f"{results.name}: means over up to {runs} runs, with the 95 % interval over {unit} "
-        f"(DeLong's of the AUC, else {N_BOOTSTRAP} resamples per run; ends averaged over runs). "
-        f"{results.source}"
+        f"(DeLong's of the AUC, else {N_BOOTSTRAP} resamples per run; ends averaged over runs)."
     )
-    names = known_names(found)
+
+
+def table(results: Results, found: pd.DataFrame, names: Sequence[str], caption: str) -> Table:
+    """One row per method that has any of these numbers."""
     rows = []
-    for method, own_runs in results.were_run():
+    for method, _ in results.were_run():
         own = found[found["key"] == method.key]
-        spent = np.mean([run.fit_seconds + run.predict_seconds for run in own_runs])
-        cells = [method.label, *(_cell(own, name) for name in names)]
-        rows.append([*cells, f"{spent:.0f}"] if seconds else cells)
-    columns = ["method", *names, *(["seconds"] if seconds else [])]
-    return Table(columns, rows, caption, text=["method"])
+        if own["metric"].isin(names).any():
+            rows.append([method.label, *(_cell(own, name) for name in names)])
+    return Table(["method", *names], rows, caption, text=["method"])
 
 
 def frame(results: Results) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """Every model on real data: each .npz of a folder is a set, cross-validated."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gpmil.paper.study import Part, collect, planned
 from gpmil.proof import methods
 from gpmil.proof.plan import Plan
 from gpmil.show import plots
+from gpmil.show.report import Table
 
 FOLDS, QUICK_FOLDS = 5, 2
 MOST_SEEDS = 3
@@ -86,7 +88,7 @@ def build(found: Sequence[tuple[Any, Any]]) -> Exhibit:
         return exhibit(missing="No real data were named: gpmil proof --data FOLDER.")
     frames = [all_models.frame(one).assign(set=one.name) for one in every]
     own = pd.concat(frames, ignore_index=True)
-    tables = [all_models.table(one, rows, seconds=True) for one, rows in zip(every, frames)]
+    tables = [t for one, rows in zip(every, frames) for t in _tables(one, rows)]
     words = [
         "Every slide is predicted by a model that has not seen it, nor its patient where patients "
         "are known. Patch metrics where labels of patches are; FROC is the mean share of positive "
@@ -103,6 +105,26 @@ def build(found: Sequence[tuple[Any, Any]]) -> Exhibit:
     )
 
 
+def _tables(one: Results, own: pd.DataFrame) -> Iterator[Table]:
+    """Slides, with what a run costs; and patches, where their labels are known."""
+    every = all_models.known_names(own)
+    of_slides = [name for name in every if name.startswith("slides")]
+    counts = (
+        f"{len(one.test)} bags ({one.test.labels.sum()} positive), {one.test.n_instances:,} "
+        "instances. Seconds: all fits and predictions of a run."
+    )
+    table = all_models.table(one, own, of_slides, f"{all_models.caption(one)} {counts}")
+    spent = {
+        method.label: np.mean([run.fit_seconds + run.predict_seconds for run in runs])
+        for method, runs in one.were_run()
+    }
+    rows = [[*cells, f"{spent[cells[0]]:.0f}"] for cells in table.rows]
+    yield replace(table, columns=[*table.columns, "seconds"], rows=rows)
+    if len(every) > len(of_slides):
+        of_patches = [name for name in every if name not in of_slides]
+        yield all_models.table(one, own, of_patches, f"{one.name}: patches whose label is known.")
+
+
 def picture(own: pd.DataFrame) -> Figure:
     """One row of panels per metric, one panel per set."""
     sets, labels = list(dict.fromkeys(own["set"])), list(dict.fromkeys(own["method"]))[::-1]
@@ -112,6 +134,9 @@ def picture(own: pd.DataFrame) -> Figure:
     for row, name in zip(axes, shown):
         for ax, one in zip(row, sets):
             of = own[(own["set"] == one) & (own["metric"] == name)]
+            if not len(of):  # no patch has a label
+                ax.set_axis_off()
+                continue
             y = of["method"].map({label: k for k, label in enumerate(labels)}).to_numpy()
             ax.hlines(y, of["low"], of["high"], color=plots.MUTED, linewidth=1.4)
             ax.plot(of["mean"], y, "o", ms=4, color=plots.POSITIVE)
