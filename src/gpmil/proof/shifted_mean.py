@@ -20,7 +20,7 @@ def draw(n_bags: int, n_features: int, seed: tuple[int, ...], delta: float = DEL
     """Bags in float32, every second one positive, with the labels of their instances.
 
     >>> bags = draw(4, 2, seed=(0,))
-    >>> bags.labels.tolist(), bags.split(bags.instance_labels)[1].sum()
+    >>> bags.labels.tolist(), int(bags.split(bags.instance_labels)[1].sum())
     ([0, 1, 0, 1], 3)
     """
     rng = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ from gpmil.models.base import BagClassifier
 
 RATE, DECAY = 1e-4, 1e-2
 HIDDEN = 128  # of the embedding of instances, as ours
-NETWORKS = ("ABMIL", "DSMIL", "TransformerABMIL")
+NETWORKS = ("ABMIL", "DSMIL")  # TransformerABMIL takes some twenty times as long
 
 
 def installed() -> bool:
