@@ -37,6 +37,7 @@ help:
 	@echo "make fuzz    damaged files by the thousand, under limits (CASES=10000 per target)"
 	@echo "make lint    ruff, format check, mypy"
 	@echo "make format  let ruff rewrite what it can"
+	@echo "make proof   tests with a known answer, for every model, on one page"
 	@echo "make docs    the documentation site, in site/"
 	@echo "make bench   speed and memory against stated bars (gpmil bench)"
 	@echo "make studies every script in benchmarks/, or SCRIPTS=..."
@@ -47,6 +48,9 @@ demo: .venv/.stamp-run
 
 paper: .venv/.stamp-run
 	$(ONE_THREAD) $(BIN)/gpmil paper $(ARGS)
+
+proof: .venv/.stamp-run
+	$(ONE_THREAD) $(BIN)/gpmil proof $(ARGS)
 
 test: .venv/.stamp-dev
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)

@@ -20,14 +20,15 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-from calibration_simulation import Coupled, D, chance, slide_of_the_model
 from threadpoolctl import threadpool_limits
 
 import gpmil
 from gpmil.decide.metrics import calibration_error
+from gpmil.proof.from_the_model import Prior, cohort
+from gpmil.proof.promises import chance
+from gpmil.proof.tissue import D
 
 COUPLING = 0.7
-CASE = Coupled(COUPLING, "all", sides=(5, 6), n_inducing=60)
 N_BAGS = 200  # to learn from, and as many more
 
 
@@ -43,49 +44,17 @@ class Recovered(NamedTuple):
     seconds: float
 
 
-def drawn(tau: float, seed: int) -> tuple[gpmil.Bags, np.ndarray, float]:
-    """2 N_BAGS slides of one w, the inducing points Z and the mean c.
-
-    c is such that half of the slides are positive on average over w; w is drawn until .35 to .65
-    of them are: a cohort of nearly one class says nothing about any setting.
-    """
-    rng = np.random.default_rng((seed, round(100 * tau), 17))
-    Z = rng.standard_normal((CASE.n_inducing, D))
-    slides = [slide_of_the_model(rng, Z, CASE) for _ in range(2 * N_BAGS)]
-
-    def scores() -> list[np.ndarray]:
-        w = rng.standard_normal(len(Z))
-        return [
-            H @ w + root @ rng.standard_normal(len(root)) + tau * rng.standard_normal()
-            for *_, H, root in slides
-        ]
-
-    c = -float(np.median([np.median([m.max() for m in scores()]) for _ in range(40)]))
-    while True:
-        h = [m + c > 0 for m in scores()]
-        y = np.array([one.any() for one in h])
-        if 0.35 <= y[:N_BAGS].mean() <= 0.65:
-            break
-    bags = gpmil.Bags.from_arrays(
-        [x for x, *_ in slides],
-        labels=y.astype(int),
-        coords=[cells for _, cells, *_ in slides],
-        step=1,
-        graph="grid4",
-        instance_labels=[one.astype(int) for one in h],
-    )
-    return bags, Z, c
-
-
 def one_cohort(job: tuple[float, int, bool]) -> Recovered:
     """Learn tau, and all the rest unless it is fixed at the truth."""
     tau, seed, fixed = job
     logging.getLogger("gpmil").setLevel(logging.ERROR)
     begin = time.perf_counter()
-    bags, Z, c = drawn(tau, seed)
+    prior = Prior(COUPLING, tau, (5, 6), n_inducing=60)
+    drawn = cohort(prior, 2 * N_BAGS, (seed, round(100 * tau), 17))
+    bags, Z, c = drawn.bags, drawn.Z, drawn.c
     known: dict[str, Any] = {
-        "variance": CASE.variance,
-        "lengthscale": CASE.length * np.sqrt(D),
+        "variance": prior.variance,
+        "lengthscale": prior.length * np.sqrt(D),
         "mean": c,
         "coupling": COUPLING,
     }

@@ -8,15 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpmil.proof import promises, tissue
+
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 simulation = import_module("calibration_simulation")
 
-RATES = simulation.RATES
+RATES = promises.RATES
 
 
 def flags(seeds=range(8), **changed):
-    case = replace(simulation.HOLD, **changed)
-    return simulation.study(simulation.flags_cohort, [case], seeds)[case.name]
+    case = replace(promises.HOLD, **changed)
+    return simulation.study(promises.flags_cohort, [case], seeds)[case.name]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def test_p_values_of_benign_patches_are_uniform_where_models_agree(hold):
 
 
 def test_where_models_disagree_pooled_p_values_are_too_large_not_too_small():
-    weak = simulation.Tissue(shift=1.0, smallest=0.3, largest=0.4)
+    weak = tissue.Tissue(shift=1.0, smallest=0.3, largest=0.4)
     found = flags(range(6), n_bags=16, n_fresh=60, tissue=weak)
     assert found["agreement"].mean() < 0.95
     assert found["pooled <= 0.05"].mean() < 0.045
@@ -53,23 +55,23 @@ def test_where_models_disagree_pooled_p_values_are_too_large_not_too_small():
 def test_the_rate_is_not_kept_beside_lesions():
     # what the documentation warns of; a change that brings this down is welcome
     coupled = flags(range(3), n_fresh=80, coupling=1.0)
-    shifted = flags(range(3), n_fresh=80, tissue=simulation.Tissue(field_effect=0.5))
+    shifted = flags(range(3), n_fresh=80, tissue=tissue.Tissue(field_effect=0.5))
     for found in (coupled, shifted):
         assert 0.12 < found["fdr cohort 0.1"].mean() < 0.35
         assert found["beside 0.1"].mean() > 0.4
 
 
 def test_patches_that_move_together_scatter_the_rate_but_keep_its_mean():
-    found = flags(range(4), n_bags=60, n_fresh=100, tissue=simulation.Tissue(correlation=0.3))
+    found = flags(range(4), n_bags=60, n_fresh=100, tissue=tissue.Tissue(correlation=0.3))
     for rate in RATES:
         assert found[f"fdr cohort {rate}"].mean() <= rate + 0.02
         assert found[f"fdr bag {rate}"].mean() <= rate + 0.02
 
 
 def test_accepted_slides_err_as_seldom_as_promised():
-    case = simulation.Refer("small", simulation.HARD, n_bags=80, n_fresh=500)
-    found = simulation.study(simulation.refer_cohort, [case], range(6))["small"]
-    for alpha in simulation.ALPHAS:
+    case = promises.Refer("small", promises.HARD, n_bags=80, n_fresh=500)
+    found = simulation.study(promises.refer_cohort, [case], range(6))["small"]
+    for alpha in promises.ALPHAS:
         # each cohort exceeds with probability .1 at most: three of six have probability .016
         assert found[f"exceeds {alpha}"].sum() <= 2
     assert found["some 0.1"].mean() > 0.5
@@ -78,8 +80,8 @@ def test_accepted_slides_err_as_seldom_as_promised():
 
 def test_calibration_mends_settings_that_are_off():
     # 1,500 slides to judge by: of 300 true probabilities alone have an error of .03
-    (case,) = (c for c in simulation.SLIDES if c.settings is simulation.PAPER)
-    found = simulation.study(simulation.slides_cohort, [case], range(3))[case.name]
+    (case,) = (c for c in promises.SLIDES if c.settings is promises.PAPER)
+    found = simulation.study(promises.slides_cohort, [case], range(3))[case.name]
     assert found["raw, many"].mean() > 0.05
     assert found["sigmoid, many"].mean() < 0.03
     assert found["sigmoid"].mean() <= 0.05
@@ -97,22 +99,8 @@ def test_learned_coupling_follows_the_truth():
     assert learned[1] > 1.5 * learned[0]
 
 
-def test_cohorts_of_the_model_have_its_moments():
-    case = simulation.Coupled(0.7, "coupling", n_bags=1, sides=(3, 3))
-    rng = np.random.default_rng(0)
-    Z = rng.standard_normal((12, simulation.D))
-    x, cells, H, root = simulation.slide_of_the_model(rng, Z, case)
-    # over w and noise: Cov(m) = Sigma + Sigma Kxx Sigma, up to the jitter on Kzz
-    A = np.abs(cells[:, None] - cells).sum(-1) == 1
-    Sigma = np.linalg.inv(np.eye(9) + 0.7 * (np.diag(A.sum(1)) - A))
-    Kxx = 9.0 * np.exp(-((x[:, None] - x) ** 2).sum(-1) / (2 * 4 * simulation.D))
-    assert np.allclose(H @ H.T + root @ root.T, Sigma + Sigma @ Kxx @ Sigma, rtol=1e-4, atol=1e-4)
-
-
 def test_what_a_cohort_gives_does_not_depend_on_the_others():
-    case = replace(simulation.HOLD, n_bags=16, n_fresh=8)
-    two, one = (
-        simulation.study(simulation.flags_cohort, [case], s) for s in (range(2), range(1, 2))
-    )
+    case = replace(promises.HOLD, n_bags=16, n_fresh=8)
+    two, one = (simulation.study(promises.flags_cohort, [case], s) for s in (range(2), range(1, 2)))
     for name, values in one[case.name].items():
         assert np.array_equal(values, two[case.name][name][1:], equal_nan=True)

@@ -19,6 +19,7 @@ from gpmil.decide.metrics import (
     bag_metrics,
     calibration_error,
     false_discovery_rate,
+    froc,
     patch_metrics,
     reliability_curve,
     table,
@@ -36,7 +37,7 @@ BAG_KEYS = [
     "log_loss",
     "brier",
 ]
-PATCH_KEYS = [*BAG_KEYS, "within_bag_auc", "false_discovery_rate", "power"]
+PATCH_KEYS = [*BAG_KEYS, "within_bag_auc", "false_discovery_rate", "power", "froc"]
 
 Y = np.array([0, 1, 1, 0, 1, 0, 0])
 P = np.array([0.2, 0.9, 0.4, 0.7, 0.8, 0.1, 0.35])
@@ -261,6 +262,28 @@ def test_within_bag_auc_ignores_what_differs_between_bags():
     assert within_bag_auc(y, p - 5.0 * bag, bag) == pytest.approx(within_bag_auc(y, p, bag))
 
 
+def test_froc_by_hand():
+    # two bags; from the highest score down: hit, miss, hit, miss, miss, hit
+    labels, score = [1, 0, 1, 0, 0, 1], [0.9, 0.8, 0.7, 0.6, 0.5, 0.4]
+    bag = [0, 0, 0, 1, 1, 1]
+    found = [froc(labels, score, bag, [rate]) for rate in (0, 0.25, 0.5, 1, 2)]
+    np.testing.assert_allclose(found, [1 / 3, 1 / 3, 2 / 3, 2 / 3, 1])
+    assert froc(labels, score, bag) == pytest.approx((1 / 3 + 2 / 3 + 2 / 3 + 1 + 1 + 1) / 6)
+
+
+def test_froc_takes_any_scale_and_leaves_unknown_patches_out():
+    y, p, bag = cohort(5, 60, 4, digits=1)
+    logit = np.log(p + 0.01)
+    assert froc(y, logit, bag) == froc(y, p, bag) == pytest.approx(oracles.froc(y, p, bag))
+    some = np.where(np.arange(60) % 3 == 0, -1, y)
+    # a bag without a known patch is none
+    more = np.append(some, -1), np.append(p, 0.99), np.append(bag, 9)
+    assert froc(*more) == pytest.approx(oracles.froc(some, p, bag))
+    assert math.isnan(froc(np.zeros(60), p, bag))
+    with pytest.raises(ValueError, match="false_per_bag"):
+        froc(y, p, bag, [-1])
+
+
 def test_intervals_cover_the_truth():
     """90 % intervals of accuracy .8, bags of a patient all right or all wrong: 40 patients."""
     rng = np.random.default_rng(11)
@@ -388,7 +411,7 @@ def test_a_million_patches():
 # --- What is not defined --------------------------------------------------------------------------
 def test_without_a_positive():
     found = patch_metrics([0, 0, 0], [0.1, 0.7, 0.3], [0, 1, 1], n_bootstrap=10)
-    undefined = {"recall", "f1", "auc", "average_precision", "within_bag_auc", "power"}
+    undefined = {"recall", "f1", "auc", "average_precision", "within_bag_auc", "power", "froc"}
     assert {name for name, e in found.items() if math.isnan(e.value)} == undefined
     assert found["precision"].value == 0
     assert found["false_discovery_rate"].value == 1

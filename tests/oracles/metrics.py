@@ -53,6 +53,19 @@ def within_bag_auc(y, p, bag):
     return np.mean(found) if found else math.nan
 
 
+def froc(y, p, bag, false_per_bag=(0.25, 0.5, 1, 2, 4, 8)):
+    """Every threshold is tried; the best sensitivity with few enough false positives counts."""
+    rows = [i for i in range(len(y)) if y[i] != -1]
+    up, down = ([p[i] for i in rows if y[i] == k] for k in (1, 0))
+    if not up:
+        return math.nan
+    n_bags, best = len({bag[i] for i in rows}), []
+    for most in false_per_bag:
+        tried = [t for t in {*p, math.inf} if sum(v >= t for v in down) <= most * n_bags]
+        best.append(max(sum(v >= t for v in up) for t in tried) / len(up))
+    return np.mean(best)
+
+
 def patch_measures(y, p, flagged, bag, **bins):
     """All measures of patches whose labels are known."""
     chosen = [label for label, flag in zip(y, flagged) if flag]
@@ -60,6 +73,7 @@ def patch_measures(y, p, flagged, bag, **bins):
         "within_bag_auc": within_bag_auc(y, p, bag),
         "false_discovery_rate": chosen.count(0) / len(chosen) if chosen else 0.0,
         "power": np.mean(flagged[y == 1]) if y.any() else math.nan,
+        "froc": froc(y, p, bag),
     }
 
 

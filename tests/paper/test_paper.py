@@ -24,6 +24,7 @@ from gpmil.paper import (
     exhibit,
     findings,
     methods,
+    parts,
     reported,
     scores,
     study,
@@ -485,10 +486,10 @@ def test_marks_are_those_of_the_model_itself(small):
 
 def test_a_finished_part_is_not_computed_again(small, tmp_path, monkeypatch):
     plans = study.planned(small, [small_method()], 2, flags=False)
-    first = list(study.carry_out(plans, tmp_path))
+    first = list(parts.carry_out(plans, tmp_path))
     assert [old for _, _, old in first] == [False, False]
     monkeypatch.setattr(study, "compute", lambda part: pytest.fail("computed again"))
-    again = list(study.carry_out(plans, tmp_path))
+    again = list(parts.carry_out(plans, tmp_path))
     assert [old for _, _, old in again] == [True, True]
     for (_, a, _), (_, b, _) in zip(first, again):
         assert (a.probability == b.probability).all()
@@ -510,7 +511,7 @@ def test_several_jobs_start_with_the_longest_parts(small, tmp_path, monkeypatch)
     few = [replace(small_method(f"pr{k}"), effort=k) for k in (2.0, 1.0, 7.0, 3.0)]
     plans = study.planned(small, few, 1, flags=False)
     with joblib.parallel_config(backend="threading"):
-        found = list(study.carry_out(plans, tmp_path, n_jobs=2))
+        found = list(parts.carry_out(plans, tmp_path, n_jobs=2))
     assert sorted(started[:2]) == [3.0, 7.0]
     assert {id(part) for part, _, _ in found} == {id(part) for part in plans}
     assert all((run.log_odds == part.method.effort).all() for part, run, _ in found)
@@ -518,12 +519,12 @@ def test_several_jobs_start_with_the_longest_parts(small, tmp_path, monkeypatch)
 
 def test_other_settings_and_broken_files_are_computed(small, tmp_path):
     (plan,) = study.planned(small, [small_method()], 1, flags=False)
-    list(study.carry_out([plan], tmp_path))
+    list(parts.carry_out([plan], tmp_path))
     (other,) = study.planned(small, [small_method(variance=3.5)], 1, flags=False)
-    assert [old for _, _, old in study.carry_out([other], tmp_path)] == [False]
+    assert [old for _, _, old in parts.carry_out([other], tmp_path)] == [False]
     file = tmp_path / f"{plan.name()}.npz"
     file.write_bytes(file.read_bytes()[:100])
-    assert [old for _, _, old in study.carry_out([plan], tmp_path)] == [False]
+    assert [old for _, _, old in parts.carry_out([plan], tmp_path)] == [False]
     assert not list(tmp_path.glob("*.new"))
 
 
@@ -538,10 +539,10 @@ def test_folds_are_pooled_in_the_order_of_the_test_slides(tmp_path):
 
 
 def test_pseudo_labels_run_once_and_flags_come_with_the_first_run(small):
-    parts = study.planned(small, methods.compared({}, quick=True), 3)
-    seeds = {key: [p.seed for p in parts if p.method.key == key] for key in ("pr", "pseudo")}
+    plans = study.planned(small, methods.compared({}, quick=True), 3)
+    seeds = {key: [p.seed for p in plans if p.method.key == key] for key in ("pr", "pseudo")}
     assert seeds == {"pr": [0, 1, 2], "pseudo": [0]}
-    assert all(part.flags == (part.seed == 0) for part in parts)
+    assert all(part.flags == (part.seed == 0) for part in plans)
 
 
 # --- Exhibits and the command ---------------------------------------------------------------------

@@ -216,6 +216,8 @@ def test_the_page_says_whether_patients_are_known(cv, tmp_path):
     html = (cv / "report.html").read_text()
     assert "not seen it, nor its patient: slides of one patient stay together" in html
     assert "intervals by patient" in html and "No patient is known" not in html
+    # where lesions are: patches whose label is known are judged by their place in the slide, too
+    assert "AUC within slides" in html and "FROC (share found at 1/4 to 8 false ones" in html
     own = read_predictions(cv).assign(patient="")
     (run / "predictions.csv").write_bytes(csv_bytes(own))
     run_report.write(run)

@@ -112,6 +112,15 @@ def _paper(wanted: options.PaperOptions) -> None:
     paper.run(wanted)
 
 
+@app.command("proof")
+@options.spread
+def _proof(wanted: options.ProofOptions) -> None:
+    """Tests with a known answer for every model, on one page."""
+    from gpmil.cli import proof
+
+    proof.run(wanted)
+
+
 # --- Runs -----------------------------------------------------------------------------------------
 @app.command("inspect")
 @options.spread

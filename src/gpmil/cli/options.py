@@ -229,6 +229,15 @@ class Source(LabelTable):
         return bags, [*(x for x in lines if not x.startswith("features are kept")), *warnings]
 
 
+def parts_beside(out: Path) -> Path:
+    """Where finished parts of a study are kept.
+
+    >>> parts_beside(Path("a/paper")).as_posix()
+    'a/paper-parts'
+    """
+    return out.with_name(out.name + "-parts")
+
+
 @dataclass(frozen=True)
 class PaperOptions:
     """What gpmil paper is asked for."""
@@ -281,7 +290,45 @@ class PaperOptions:
     @property
     def parts(self) -> Path:
         """Where finished parts are kept, beside the folder that is written."""
-        return self.out.with_name(self.out.name + "-parts")
+        return parts_beside(self.out)
+
+
+@dataclass(frozen=True)
+class ProofOptions:
+    """What gpmil proof is asked for."""
+
+    out: Annotated[
+        Path, typer.Option(help="Folder to write; one that gpmil wrote is replaced.")
+    ] = Path("proof")
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version of everything, in a few minutes.")
+    ] = False
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="One of unit-tests, shifted-mean, posterior, promises, real-sets; can be given "
+            "several times. Default: all, real-sets with --data."
+        ),
+    ] = None
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Only models of this key (pr, attention, ...); several times."),
+    ] = None
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of real sets, every .npz in it one.")
+    ] = None
+    seeds: Annotated[
+        int | None, typer.Option(help="Seeds of models and bags; default 10, with --quick 2.")
+    ] = None
+    cohorts: Annotated[
+        int, typer.Option(help="Cohorts drawn for every promise; five times as many for ranks.")
+    ] = 100
+    jobs: Annotated[int, typer.Option(help="Parts computed at once.")] = 1
+
+    @property
+    def parts(self) -> Path:
+        """Where finished parts are kept, beside the folder that is written."""
+        return parts_beside(self.out)
 
 
 # --- The words of the command line ----------------------------------------------------------------

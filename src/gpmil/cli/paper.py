@@ -1,23 +1,21 @@
 """`gpmil paper`: every table and figure of the paper's experiments, on one page."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from gpmil.cli.options import PaperOptions, Source
+from gpmil.cli.parts import carried_out
 from gpmil.models.base import package_versions
 from gpmil.models.checks import one_of
 from gpmil.paper import cohorts, methods, page, study
 from gpmil.paper.cohorts import StudyData
 from gpmil.paper.findings import check
 from gpmil.paper.methods import Method
-from gpmil.paper.results import MethodRun, Results
+from gpmil.paper.results import Results
 from gpmil.runs.workspace import run_folder
 from gpmil.show.report import RESEARCH
 
@@ -33,7 +31,7 @@ def run(options: PaperOptions) -> None:
     console = Console(stderr=True, highlight=False)
     main, panda = _studies(options)
     plans = [*main.parts, *(panda.parts if panda else [])]
-    found = _carry_out(plans, options, console)
+    found = carried_out(plans, options.parts, options.jobs, console)
     results = study.collect(main.cohort, main.methods, found)
     large = study.collect(panda.cohort, panda.methods, found) if panda else None
     config = {"command": "paper", **{k: _text(v) for k, v in vars(options).items()}}
@@ -97,66 +95,6 @@ def _reading(source: Source, cache: Path | None) -> dict[str, Any]:
     unsaid = UNSAID.arguments()
     said = {k: v for k, v in source.arguments().items() if v != unsaid[k]}
     return said if cache is None else said | {"cache": cache}
-
-
-# --- Progress -------------------------------------------------------------------------------------
-def _carry_out(
-    plans: Sequence[study.Part], options: PaperOptions, console: Console
-) -> list[tuple[study.Part, MethodRun]]:
-    found = []
-    with _progress(plans, console) as report:
-        for part, result, old in study.carry_out(plans, options.parts, options.jobs):
-            found.append((part, result))
-            report(part, old)
-    return found
-
-
-@contextmanager
-def _progress(
-    plans: Sequence[study.Part], console: Console
-) -> Iterator[Callable[[study.Part, bool], None]]:
-    """A function that is told of every finished part: a bar with the time left, or lines."""
-    start, effort = time.monotonic(), {"left": sum(p.effort for p in plans), "done": 0.0}
-    count = {"all": len(plans), "done": 0, "kept": 0}
-
-    def left() -> str:
-        if not effort["done"]:
-            return "time left unknown"
-        return (
-            f"about {_minutes((time.monotonic() - start) * effort['left'] / effort['done'])} left"
-        )
-
-    def note(part: study.Part, old: bool) -> str:
-        effort["left"] -= part.effort
-        effort["done"] += 0.0 if old else part.effort
-        count["done"] += 1
-        count["kept"] += old
-        return f"{count['done']}/{count['all']} {part.title}" + (" (from before)" if old else "")
-
-    if not console.is_terminal:
-        console.print(f"{len(plans)} parts; finished ones are kept and not computed again.")
-
-        def line(part: study.Part, old: bool) -> None:
-            words = note(part, old)
-            if not old:
-                console.print(f"{words}, {left()}", soft_wrap=True)
-
-        yield line
-        console.print(f"{count['kept']} of {count['all']} parts were there from before.")
-        return
-    columns = (BarColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=sum(p.effort for p in plans))
-
-        def report(part: study.Part, old: bool) -> None:
-            words = note(part, old)
-            bar.update(task, advance=part.effort, description=f"{words}, {left()}")
-
-        yield report
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 # --- The terminal ---------------------------------------------------------------------------------

@@ -68,5 +68,8 @@ def show_metrics(found: Mapping[str, Any]) -> None:
 SHOWN = {
     "slides": ("auc", "average_precision", "accuracy", "log_loss", "calibration_error"),
     "patients": ("auc", "accuracy", "log_loss"),
-    "patches": ("auc", "average_precision", "within_bag_auc", "false_discovery_rate", "power"),
+    "patches": (
+        *("auc", "average_precision", "within_bag_auc", "froc"),
+        *("false_discovery_rate", "power"),
+    ),
 }

@@ -383,6 +383,10 @@ class Bags:
         checks.mention_contradictions(known, self.labels, self.offsets, self.names)
         return self._changed(instance_labels=known)
 
+    def with_columns(self, columns: Any) -> "Bags":
+        """The same bags with some of their features: numbers of columns, or a mask of them."""
+        return self._changed(features=self.features[:, np.asarray(columns)], _digests=None)
+
     def with_digests(self, digests: PerBag) -> "Bags":
         """The same bags, with what was seen when their file was made: it holds finite values."""
         return self._changed(_digests=digests, _finite=True)

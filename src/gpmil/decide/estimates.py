@@ -132,6 +132,7 @@ def _f1(jaccard: intervals.Interval) -> intervals.Interval:
 COUNTED = {
     "average_precision": "positive",
     "within_bag_auc": "mixed_bags",
+    "froc": "positive",
     "brier": "rows",
     "calibration_error": "rows",
 }

@@ -1,6 +1,7 @@
 """What is measured of rows of patients, as sums that a resample weighs: nothing is sorted twice."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -11,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 Binning = Literal["mass", "width"]
 Weights = Float[np.ndarray, " units"]  # how often each patient is in a resample
 Totals = dict[str, Float[np.ndarray, " units"]]  # sums over the rows of each patient
+FALSE_PER_BAG = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # at which `froc` takes the sensitivity
 
 
 class Rows(NamedTuple):
@@ -46,6 +48,7 @@ def totals_of(rows: Rows) -> Totals:
     return found | {
         "within_bag_auc": np.bincount(unit_of_bag, area, minlength=n_units),
         "mixed_bags": np.bincount(unit_of_bag, mixed, minlength=n_units),
+        "bags": np.bincount(unit_of_bag, minlength=n_units).astype(np.float64),
     }
 
 
@@ -126,12 +129,15 @@ def ranked_by_score(
     return Ranked(y[order], unit[order], last, score[last])
 
 
+def counted(ranked: Ranked, c: Weights) -> tuple[Float[np.ndarray, " T"], Float[np.ndarray, " T"]]:
+    """Rows, and positives, of a resample that score at least as high as each distinct score."""
+    weight = c[ranked.unit]
+    return np.cumsum(weight)[ranked.last], np.cumsum(weight * ranked.positive)[ranked.last]
+
+
 def rank_measures(ranked: Ranked, c: Weights, n_bins: int, binning: Binning) -> dict[str, float]:
     """AUC, average precision and calibration error of a resample."""
-    weight = c[ranked.unit]
-    # Rows, and positives, that score at least as high as each distinct score
-    rows = np.cumsum(weight)[ranked.last]
-    true = np.cumsum(weight * ranked.positive)[ranked.last]
+    rows, true = counted(ranked, c)
     if binning == "mass":
         bins = mass_bins(rows[-1] - rows, rows[-1], n_bins)
     else:
@@ -143,6 +149,23 @@ def rank_measures(ranked: Ranked, c: Weights, n_bins: int, binning: Binning) -> 
         "average_precision": _average_precision(true, rows),
         "calibration_error": float(np.abs(gap).sum() / rows[-1]),
     }
+
+
+def sensitivities(
+    ranked: Ranked, c: Weights, n_bags: float, false_per_bag: Sequence[float]
+) -> Float[np.ndarray, " rates"]:
+    """The share of positives above the lowest threshold with at most so many false ones a bag."""
+    rows, true = counted(ranked, c)
+    # rows are counted from the highest score down: false ones only become more
+    allowed = np.searchsorted(rows - true, np.multiply(false_per_bag, n_bags), side="right")
+    found = np.append(0.0, true)[allowed]
+    return found / true[-1] if true[-1] else np.full(len(found), math.nan)
+
+
+def froc(ranked: Ranked, totals: Totals, c: Weights) -> dict[str, float]:
+    """Mean sensitivity at FALSE_PER_BAG of a resample, whose bags are counted as often as drawn."""
+    found = sensitivities(ranked, c, float(c @ totals["bags"]), FALSE_PER_BAG)
+    return {"froc": float(found.mean())}
 
 
 def _auc(true: Float[np.ndarray, " T"], false: Float[np.ndarray, " T"]) -> float:

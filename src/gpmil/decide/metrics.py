@@ -24,12 +24,14 @@ What is reported, for 0/1 decisions (by default probability > 0.5, as `predict` 
 ... and for probabilities
 
 * ``auc``, ``average_precision``: ranking; ``within_bag_auc`` (patches): ranking inside bags;
+* ``froc`` (patches): free-response ROC, the mean share of positive patches that are found at 1/4,
+  1/2, 1, 2, 4 and 8 false positive patches per bag (`froc`);
 * ``log_loss`` (probabilities kept one machine epsilon of their type away from 0 and 1, as
   scikit-learn does), ``brier``;
 * ``calibration_error``: mean over bins of |observed share - mean probability|, weighted by rows.
 
 What is not defined is nan, without a warning: AUC needs both classes (within_bag_auc a bag that
-holds both); recall, power, F1 and average precision need a positive. With nothing flagged the
+holds both); recall, power, F1, FROC and average precision need a positive. With nothing flagged the
 precision is 0 (as in scikit-learn with zero_division=0) and the false discovery rate 0. Resamples
 in which a number is undefined are left out of its interval and counted in `n_undefined`.
 
@@ -38,7 +40,7 @@ probabilities are exact, in 10 bins), and more so in a resample than in the coho
 leans upwards, and of a well calibrated model may lie above the value.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +50,11 @@ from jaxtyping import Float, Int
 
 from gpmil.data.checks import UNKNOWN
 from gpmil.data.folds import codes
-from gpmil.decide import intervals
+from gpmil.decide import intervals, measures
 from gpmil.decide.estimates import COUNTED, NARROW, Estimate, bootstrap, with_exact_intervals
 from gpmil.decide.grade_metrics import confusion, grade_metrics
 from gpmil.decide.measures import (
+    FALSE_PER_BAG,
     Binning,
     Rows,
     Totals,
@@ -64,6 +67,7 @@ from gpmil.decide.measures import (
     rank_measures,
     ranked_by_score,
     ratio,
+    sensitivities,
     totals_of,
 )
 from gpmil.decide.metric_inputs import (
@@ -84,6 +88,7 @@ from gpmil.decide.metric_inputs import (
 
 __all__ = [
     "COUNTED",
+    "FALSE_PER_BAG",
     "FLAGS",
     "LABELS",
     "NARROW",
@@ -96,6 +101,7 @@ __all__ = [
     "calibration_error",
     "confusion",
     "false_discovery_rate",
+    "froc",
     "grade_metrics",
     "patch_metrics",
     "reliability_curve",
@@ -165,7 +171,7 @@ def patch_metrics(
     groups: Any = None,
     **settings: Any,
 ) -> dict[str, Estimate]:
-    """What `bag_metrics` reports, for patches, with within-bag AUC, false discovery rate, power.
+    """What `bag_metrics` reports, and within-bag AUC, FROC, false discovery rate, power.
 
     Every patch of known label counts once, so large bags weigh more (in `within_bag_auc` each bag
     counts once). Whole bags, or all bags of a patient, are resampled; those without a patch of
@@ -213,7 +219,9 @@ def _estimates(
     def measure(c: Weights) -> dict[str, float]:
         ranks = rank_measures(ranked, c, n_bins, binning)
         every = decision_measures(totals, c) | ranks | losses(totals, c)
-        return every if bag is None else every | patch_measures(totals, c)
+        if bag is None:
+            return every
+        return every | patch_measures(totals, c) | measures.froc(ranked, totals, c)
 
     found = bootstrap(measure, int(unit.max()) + 1, n_bootstrap, level, seed)
     return with_exact_intervals(found, totals, intervals.auc(y, p, unit, level))
@@ -253,6 +261,33 @@ def within_bag_auc(labels: Any, score: Any, bag_index: Any) -> float:
     y, bag = labels[known].astype(np.float64), codes(bag[known])
     area, mixed = bag_aucs(y, score[known], bag)
     return ratio(float(area.sum()), float(mixed.sum()))
+
+
+def froc(
+    labels: Any, score: Any, bag_index: Any, false_per_bag: Sequence[float] = FALSE_PER_BAG
+) -> float:
+    """Free-response ROC: mean share of positive patches found at some false positives per bag.
+
+    At each of `false_per_bag` the threshold is the lowest at which at most so many negative patches
+    per bag lie above it, on average over the bags with a patch of known label; patches of equal
+    score are above it together. A patch is a find of its own: no lesion is drawn around several.
+    Labels (N,) are 0, 1, or -1 for unknown, which is left out; nan without a positive patch. Only
+    the order of `score` (N,) matters; `bag_index` (N,) is the bag of each patch.
+
+    >>> froc([1, 0, 1, 0], [0.9, 0.8, 0.7, 0.1], [0, 0, 1, 1], false_per_bag=(0.25, 0.5))
+    0.75
+    """
+    labels = patch_labels(labels)
+    score, bag = finite(score, "score", len(labels), "patch"), bag_numbers(bag_index, len(labels))
+    rates = np.asarray(false_per_bag, dtype=np.float64)
+    if rates.ndim != 1 or not len(rates) or not (rates >= 0).all():
+        raise ValueError(
+            f"false_per_bag: expected numbers of false positives per bag, found {false_per_bag!r}."
+        )
+    known = labels != UNKNOWN
+    y, n_bags = labels[known].astype(np.float64), len(np.unique(bag[known]))
+    ranked = ranked_by_score(y, score[known], np.zeros(len(y), dtype=np.int64))
+    return float(sensitivities(ranked, np.ones(1), n_bags, rates.tolist()).mean())
 
 
 def false_discovery_rate(labels: Any, flagged: Any) -> float:

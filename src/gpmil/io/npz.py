@@ -5,8 +5,9 @@
     y_bag (B,)   0, 1 or -1 unlabelled       split (B,)        optional
     bag_id (B,)  names                       group or patient (B,)  optional
 
-Other arrays are not looked at. Positions are those of the whole slide: regions with positions of
-their own are to be shifted apart first.
+Without x and y, row and col (N,) are positions on a grid. Other arrays are not looked at.
+Positions are those of the whole slide: regions with positions of their own are to be shifted apart
+first.
 """
 
 import logging
@@ -29,7 +30,7 @@ logger = logging.getLogger("gpmil")
 
 NEEDED = ("X", "bag", "y_bag", "bag_id")
 PER_BAG = ("y_bag", "bag_id", "split", "group", "patient")
-PER_INSTANCE = ("X", "bag", "y_inst", "x", "y", "z")
+PER_INSTANCE = ("X", "bag", "y_inst", "x", "y", "z", "row", "col")
 
 
 def read(
@@ -99,6 +100,8 @@ def _load(path: Path) -> dict[str, np.ndarray]:
             f"{path}: expected arrays {', '.join(NEEDED)}, no {listed(missing)} among "
             f"{listed(found)}."
         )
+    if "x" not in found and "y" not in found and {"row", "col"} <= set(found):
+        found |= {"x": found["col"], "y": found["row"]}
     return found
 
 

@@ -5,11 +5,13 @@ import os
 from gpmil.files import persistence
 from gpmil.models.attention import AttentionMIL
 from gpmil.models.base import BagClassifier, InstancePredictions
+from gpmil.models.concepts import AllConceptsMIL
 from gpmil.models.ordinal import OrdinalMIL
 from gpmil.models.ordinal_networks import OrdinalAttentionMIL, OrdinalMeanPoolMIL
 from gpmil.models.pooling import MaxPoolMIL, MeanPoolMIL
 from gpmil.models.pseudo_label import PseudoLabelMIL
 from gpmil.models.saved_checks import Damaged
+from gpmil.models.screened import ScreenedMIL
 from gpmil.models.settings import paper_settings
 from gpmil.models.vgpmil import VGPMIL
 from gpmil.models.vgpmil_pr import VGPMILPR, VGPMILPRI
@@ -18,6 +20,7 @@ __all__ = [
     "VGPMIL",
     "VGPMILPR",
     "VGPMILPRI",
+    "AllConceptsMIL",
     "AttentionMIL",
     "BagClassifier",
     "InstancePredictions",
@@ -27,6 +30,7 @@ __all__ = [
     "OrdinalMIL",
     "OrdinalMeanPoolMIL",
     "PseudoLabelMIL",
+    "ScreenedMIL",
     "load",
     "paper_settings",
 ]

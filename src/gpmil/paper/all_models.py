@@ -15,8 +15,18 @@ from gpmil.paper.scores import deviation
 from gpmil.show import plots
 from gpmil.show.report import Table
 
-SLIDE = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss"}
-PATCH = {"auc": "AUC", "average_precision": "average precision", "within_bag_auc": "AUC in slides"}
+SLIDE = {
+    "accuracy": "accuracy",
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "calibration_error": "calibration error",
+}
+PATCH = {
+    "auc": "AUC",
+    "average_precision": "average precision",
+    "within_bag_auc": "AUC in slides",
+    "froc": "FROC",
+}
 N_BOOTSTRAP = 400  # of every run
 exhibit = partial(Exhibit, "Beyond the paper", "all_models", "All models, with intervals")
 
@@ -24,29 +34,43 @@ exhibit = partial(Exhibit, "Beyond the paper", "all_models", "All models, with i
 def build(results: Results) -> Exhibit:
     """Metrics that need no threshold, with intervals over slides (or patients)."""
     found = frame(results)
-    runs = max(len(results.of(method.key)) for method in results.methods)
-    unit = "slides" if results.test.groups is None else "patients"
-    caption = (
-        f"{results.name}: means over up to {runs} runs, with the 95 % interval over {unit} "
-        f"(DeLong's of the AUC, else {N_BOOTSTRAP} resamples per run; ends averaged over runs). "
-        f"{results.source}"
-    )
-    names = [f"slides: {name}" for name in SLIDE.values()]
-    names += [f"patches: {name}" for name in PATCH.values()]
-    known = found.groupby("metric")["mean"].count()
-    names = [name for name in names if known.get(name, 0)]  # what these data can tell
-    rows = [
-        [label, *(_cell(own, name) for name in names)]
-        for label, own in found.groupby("method", sort=False)
-    ]
+    names = known_names(found)
     return exhibit(
         _words(results, found),
         found,
-        [Table(["method", *names], rows, caption, text=["method"])],
+        [table(results, found, names, f"{caption(results)} {results.source}")],
         picture(found, names),
         "Slide and patch metrics of every model with intervals",
         "Dots: means over runs; bars: 95 % intervals. Log loss: small is good.",
     )
+
+
+def known_names(found: pd.DataFrame) -> list[str]:
+    """The metrics that these data can tell, in the order of the table."""
+    names = [f"slides: {name}" for name in SLIDE.values()]
+    names += [f"patches: {name}" for name in PATCH.values()]
+    known = found.groupby("metric")["mean"].count()
+    return [name for name in names if known.get(name, 0)]
+
+
+def caption(results: Results) -> str:
+    """What the numbers are."""
+    runs = max(len(results.of(method.key)) for method in results.methods)
+    unit = "slides" if results.test.groups is None else "patients"
+    return (
+        f"{results.name}: means over up to {runs} runs, with the 95 % interval over {unit} "
+        f"(DeLong's of the AUC, else {N_BOOTSTRAP} resamples per run; ends averaged over runs)."
+    )
+
+
+def table(results: Results, found: pd.DataFrame, names: Sequence[str], caption: str) -> Table:
+    """One row per method that has any of these numbers."""
+    rows = []
+    for method, _ in results.were_run():
+        own = found[found["key"] == method.key]
+        if own["metric"].isin(names).any():
+            rows.append([method.label, *(_cell(own, name) for name in names)])
+    return Table(["method", *names], rows, caption, text=["method"])
 
 
 def frame(results: Results) -> pd.DataFrame:

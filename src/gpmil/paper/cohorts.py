@@ -1,7 +1,7 @@
 """The data of the experiments: simulated in the numbers of the paper, or the user's own."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,11 @@ class StudyData:
         """The training slides of the first pair."""
         return self.pairs[0][0]
 
+    @property
+    def n_instances(self) -> int:
+        """Training patches of all pairs."""
+        return sum(train.n_instances for train, _ in self.pairs)
+
     def fingerprint(self) -> str:
         """Changes when the data do."""
         digest = hashlib.blake2b(digest_size=12)
@@ -46,6 +51,25 @@ class StudyData:
                 for array in (bags.features, bags.offsets, bags.labels, bags.adjacency.indices):
                     digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Simulated training and test bags, drawn where they are needed: `slug` says all of them."""
+
+    slug: str
+    name: str
+    draw: Callable[[], tuple[Bags, Bags]]
+    n_instances: float  # training instances, roughly
+
+    @property
+    def pairs(self) -> Sequence[tuple[Bags, Bags]]:
+        """The one pair, drawn anew every time."""
+        return [self.draw()]
+
+    def fingerprint(self) -> str:
+        """The same bags have the same."""
+        return self.slug
 
 
 def one_pair(slug: str, name: str, source: str, train: Bags, test: Bags, images=None) -> StudyData:

@@ -1,35 +1,27 @@
 """Fit every method several times and predict the test slides; what is finished is kept.
 
-A part is one method with one seed on one cohort. Its result is written to a file of its own, so
-that an interrupted study goes on where it stopped, and a repeated one has nothing to do.
+A part is one method with one seed on one cohort (`gpmil.paper.parts` says how it is kept).
 """
 
-import hashlib
-import io
-import json
 import time
-import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 from jaxtyping import Bool
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from threadpoolctl import threadpool_limits
 
-from gpmil import __version__
 from gpmil.data.bags import Bags
 from gpmil.data.folds import codes, folds
 from gpmil.decide import marks
-from gpmil.files.whole import write_whole
 from gpmil.models.base import BagClassifier
 from gpmil.models.checks import plain
-from gpmil.paper.cohorts import StudyData
+from gpmil.paper.cohorts import Drawn, StudyData
 from gpmil.paper.methods import TUNED, Method
+from gpmil.paper.parts import Packed, sealed
 from gpmil.paper.results import MethodRun, Results
 from gpmil.runs.learned import LEARNED
 
@@ -43,7 +35,7 @@ FOUND = (*LEARNED, "smooth_", "n_epochs_", "n_rounds_")  # by a fit, noted besid
 class Part:
     """One method with one seed on one cohort."""
 
-    cohort: StudyData
+    cohort: StudyData | Drawn
     fingerprint: str  # of the cohort
     method: Method
     seed: int
@@ -58,19 +50,34 @@ class Part:
     def effort(self) -> float:
         """Rough cost: fits, with those for the marks."""
         fits = (1 + FLAG_FOLDS * (self.method.key not in TUNED)) if self.flags else 1
-        return self.method.effort * fits * sum(train.n_instances for train, _ in self.cohort.pairs)
+        return self.method.effort * fits * self.cohort.n_instances
 
     def name(self) -> str:
         """The stem of its files: changes with the data, the settings and the version."""
         # every setting, also those at their defaults: a default may change
         given = self.method.make(self.seed).get_params(deep=True)
-        settings = f"{sorted(given.items(), key=str)}, {self.flags}, {__version__}"
-        key = hashlib.blake2b((self.fingerprint + settings).encode(), digest_size=6).hexdigest()
-        return f"{self.cohort.slug}-{self.method.key}-{self.seed}-{key}"
+        settings = f"{sorted(given.items(), key=str)}, {self.flags}"
+        stem = f"{self.cohort.slug}-{self.method.key}-{self.seed}"
+        return sealed(stem, self.fingerprint + settings)
+
+    def compute(self) -> MethodRun:
+        """Fit and predict."""
+        return compute(self)
+
+    def pack(self, result: MethodRun) -> Packed:
+        """A run as arrays and a card."""
+        arrays = {k: getattr(result, k) for k in ARRAYS if getattr(result, k) is not None}
+        card = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in ARRAYS}
+        return arrays, card
+
+    def unpack(self, packed: Packed) -> MethodRun:
+        """The run of what `pack` made."""
+        arrays: dict[str, Any] = {k: packed[0].get(k) for k in ARRAYS}
+        return MethodRun(**arrays, **packed[1])
 
 
 def planned(
-    cohort: StudyData, methods: Sequence[Method], n_runs: int, flags: bool = True
+    cohort: StudyData | Drawn, methods: Sequence[Method], n_runs: int, flags: bool = True
 ) -> list[Part]:
     """Every method with seeds 0, 1, ...; patches are marked in the first run."""
     seal = cohort.fingerprint()
@@ -148,55 +155,6 @@ def marked(model: BagClassifier, train: Bags, test: Bags, seed: int) -> Bool[np.
 def _settings_fixed(model: BagClassifier) -> BagClassifier:
     """A new model at what was learned, if anything was."""
     return model.with_settings_fixed() if hasattr(model, "with_settings_fixed") else clone(model)
-
-
-# --- Files ----------------------------------------------------------------------------------------
-def keep(run: MethodRun, file: Path) -> None:
-    """Write a run, all or nothing."""
-    arrays = {k: getattr(run, k) for k in ARRAYS if getattr(run, k) is not None}
-    card = {f.name: getattr(run, f.name) for f in fields(run) if f.name not in ARRAYS}
-    stream = io.BytesIO()
-    np.savez_compressed(stream, card=np.array(json.dumps(card)), **arrays)
-    write_whole(file, stream.getvalue())
-
-
-def kept(file: Path) -> MethodRun | None:
-    """A run that was written; None where there is none, or an unreadable one."""
-    try:
-        with np.load(file, allow_pickle=False) as found:
-            card = json.loads(str(found["card"]))
-            arrays: dict[str, Any] = {k: found.get(k) for k in ARRAYS}
-            return MethodRun(**arrays, **card)
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-        return None
-
-
-def carry_out(
-    parts: Sequence[Part], folder: Path, n_jobs: int = 1
-) -> Iterator[tuple[Part, MethodRun, bool]]:
-    """Every part with its run, and whether it was kept from before, as they become known."""
-    files = {id(part): folder / f"{part.name()}.npz" for part in parts}
-    waiting = []
-    for part in parts:
-        known = kept(files[id(part)])
-        if known is None:
-            waiting.append(part)
-        else:
-            yield part, known, True
-    if n_jobs != 1:  # the longest first, or the last of them would run alone
-        waiting.sort(key=lambda part: -part.effort)
-    work = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")(
-        joblib.delayed(_compute_and_keep)(k, part, files[id(part)])
-        for k, part in enumerate(waiting)
-    )
-    for k, run in work:
-        yield waiting[k], run, False
-
-
-def _compute_and_keep(number: int, part: Part, file: Path) -> tuple[int, MethodRun]:
-    run = compute(part)
-    keep(run, file)
-    return number, run
 
 
 def collect(

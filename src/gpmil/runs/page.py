@@ -53,6 +53,9 @@ PATCH_METRICS = {
     "auc": "AUC",
     "average_precision": "average precision",
     "within_bag_auc": "AUC within slides",
+    "froc": "FROC (share found at 1/4 to 8 false ones per slide)",
+}
+MARK_METRICS = {
     "false_discovery_rate": "false marks",
     "power": "malignant patches marked",
 }
@@ -243,7 +246,7 @@ def _metric_table(found: dict[str, Any], names: dict[str, str], caption: str) ->
 def _patch_table(found: dict[str, Any], by: str, rate: float | None) -> Table:
     """Marks are judged where there are any, the rate that was asked for beside the realised one."""
     marked = found["decided"] == "flagged"
-    names = PATCH_METRICS if marked else dict(list(PATCH_METRICS.items())[:3])
+    names = PATCH_METRICS | (MARK_METRICS if marked else {})
     caption = f"Patches whose label is known, with 95 % intervals {by}."
     if rate is not None and marked:
         names = names | {"false_discovery_rate": f"false marks (asked for: at most {rate:.3g})"}

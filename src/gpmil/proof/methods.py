@@ -1,0 +1,121 @@
+"""The models that are put to the test: all of the package, and torchmil's where it is installed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from gpmil.data.bags import Bags
+from gpmil.models import VGPMIL, VGPMILPR, VGPMILPRI, paper_settings
+from gpmil.models.base import BagClassifier
+from gpmil.models.concepts import AllConceptsMIL
+from gpmil.models.screened import ScreenedMIL
+from gpmil.paper import methods as of_the_paper
+from gpmil.paper.methods import Method
+from gpmil.proof import shifted_mean, torchmil_models
+
+CPU = {"device": "cpu"}
+LEARNED = "learned settings"
+
+
+def _maker(cls: type, **settings: Any) -> Callable[[int], Any]:
+    return lambda seed: cls(random_state=seed, **settings)
+
+
+def without_positions(quick: bool = False) -> list[Method]:
+    """For bags without positions, where VGPMIL-PR-I is VGPMIL-PR."""
+    small = {"n_inducing": 40, "tuning_budget": 6} if quick else {}
+    few = {"n_inducing": 40} if quick else {}
+    paper = paper_settings("VGPMILPR") | few | CPU
+    pair = VGPMILPR(**small, **CPU)
+    return [
+        Method("pr", "VGPMIL-PR", _maker(VGPMILPR, **small, **CPU), settings=LEARNED, effort=25.0),
+        Method("pr-paper", "VGPMIL-PR", _maker(VGPMILPR, **paper), settings="the paper's"),
+        Method(
+            "vgpmil",
+            "VGPMIL",
+            _maker(VGPMIL, **paper_settings("VGPMIL") | few | CPU),
+            settings="the paper's",
+            effort=6.0,
+        ),
+        Method(
+            "concepts",
+            "AllConceptsMIL, 2 concepts",
+            _maker(AllConceptsMIL, n_concepts=2, model=pair),
+            settings=LEARNED,
+            effort=60.0,
+        ),
+        *(m for m in networks(quick) if m.key != "smooth"),  # there are no neighbours
+    ]
+
+
+def on_chains(n_features: int, quick: bool = False) -> list[Method]:
+    """For shifted means: chains of instances, of which one feature tells."""
+    small = {"n_inducing": 40, "tuning_budget": 6} if quick else {}
+    settings = small | CPU
+    screened = [
+        Method(
+            "screened",
+            "VGPMIL-PR-I, columns screened",
+            lambda seed: ScreenedMIL(VGPMILPRI(random_state=seed, **settings)),
+            settings=LEARNED,
+            effort=25.0,
+        ),
+        Method(
+            "screened-smooth",
+            "Smooth-Att-MIL, columns screened",
+            lambda seed: ScreenedMIL(_network("smooth", quick).make(seed)),
+            effort=3.0,
+        ),
+    ]
+    ard = Method(
+        "ard",
+        "VGPMIL-PR-I, a length per column",
+        _maker(VGPMILPRI, lengthscale="ard", **settings),
+        settings=LEARNED,
+        effort=40.0,
+    )
+    return [
+        Method("bayes", "Bayes", lambda seed: BayesOfShiftedMean(), effort=0.01),
+        Method("pri", "VGPMIL-PR-I", _maker(VGPMILPRI, **settings), settings=LEARNED, effort=25.0),
+        *([ard] if n_features <= 64 else []),
+        *screened,
+        Method("pr", "VGPMIL-PR", _maker(VGPMILPR, **settings), settings=LEARNED, effort=25.0),
+        *networks(quick),
+    ]
+
+
+def networks(quick: bool) -> Sequence[Method]:
+    """Ours, and torchmil's."""
+    own = [replace(m, runs_once=False) for m in of_the_paper.networks(CPU, quick, search=False)]
+    if not torchmil_models.installed():
+        return own
+    small = {"max_epochs": 15} if quick else {}
+    others = [
+        Method(
+            f"torchmil-{name.lower()}",
+            f"torchmil {name}",
+            _maker(torchmil_models.TorchmilModel, network=name, **small),
+            effort=12.0,
+        )
+        for name in torchmil_models.NETWORKS
+    ]
+    return [*own, *others]
+
+
+def _network(key: str, quick: bool) -> Method:
+    return next(m for m in of_the_paper.networks(CPU, quick, search=False) if m.key == key)
+
+
+class BayesOfShiftedMean(BagClassifier):
+    """The classifier that knows how shifted means are drawn; there is nothing to fit."""
+
+    def fit(self, bags, y=None):
+        """Nothing is learned."""
+        return self
+
+    def log_proba_negative(self, bags: Bags) -> tuple[Float[np.ndarray, " B"], Any]:
+        """log P(y_b = 0), exactly."""
+        return -np.logaddexp(0, shifted_mean.bayes_log_odds(bags)), np.zeros(len(bags))
