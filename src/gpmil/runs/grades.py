@@ -7,7 +7,7 @@ import pandas as pd
 
 from gpmil.data.bags import Bags
 from gpmil.models import BagClassifier
-from gpmil.models.graded import GradedClassifier, decided
+from gpmil.models.graded import GradedClassifier
 from gpmil.runs.workspace import Workspace, csv_bytes
 
 GRADES = "grades.csv"
@@ -26,7 +26,7 @@ def write_grades(
     table = pd.DataFrame({"slide": bags.names.astype(str)})
     table = table.assign(**{f"P({g})": column for g, column in zip(model.classes_, p.T)})
     table["expected_grade"] = p @ np.arange(p.shape[1])
-    table["call"] = model.classes_[decided(p, model.cost)]
+    table["call"] = model.classes_[model.decided(p)]
     if y is not None:
         table["grade"] = ["" if value is None else value for value in y]
     space.write(GRADES, csv_bytes(table))
