@@ -26,8 +26,9 @@ def check_names(classes: Any) -> None:
 def encode(values: Any, classes: Sequence[Any] | None, names: np.ndarray) -> Graded:
     """One class per bag, as numbers; `classes` are their names, the negative one first.
 
-    >>> encode(["lobular", "none"], ["none", "ductal", "lobular"], np.array(["a", "b"])).codes
-    array([2, 0])
+    >>> names = np.array(["a", "b", "c"])
+    >>> encode(["lobular", "none", "ductal"], ["none", "ductal", "lobular"], names).codes
+    array([2, 0, 1])
     """
     column = np.asarray(values)
     if column.shape != (len(names),):

@@ -276,7 +276,7 @@ class GradedGP(GradedClassifier, VGPMILPRI):
     def predict_proba(self, bags) -> Float[np.ndarray, "B K"]:
         """P(Y = k) of each bag and grade; never exactly 0 or 1 by rounding."""
         log_p = self.log_proba_at_most(bags)[0]
-        if self.calibration_ is not None:
+        if self.calibration_ is not None and self.cross_fit_ is not None:
             log_p = cumulative.calibrated(odds_above(log_p), self.calibration_)
         return differences(log_p)
 
