@@ -224,7 +224,7 @@ def test_cut_points_are_found_again(drawn, monkeypatch):
         other = OrdinalMIL(**given, cut_points=factor * model.cut_points_).fit(bags, y)
         assert other.leave_one_bag_out(bags, y).mean() < best
     # from some of the bags
-    monkeypatch.setattr(learned_grades, "MOST_BAGS", 60)
+    monkeypatch.setattr(learned_grades, "MOST_FOR_CUTS", 60)
     few = OrdinalMIL(**given).fit(bags, y)
     assert not np.array_equal(few.cut_points_, model.cut_points_)
     np.testing.assert_allclose(few.cut_points_[1:], model.cut_points_[1:], rtol=0.5)

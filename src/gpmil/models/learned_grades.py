@@ -36,22 +36,23 @@ GAP, GAP_WIDTH = 1.5, 1.0  # between cut points before any bag is seen, and the 
 CLOSEST = 0.3  # cut points that the search starts with
 LOWEST = -50.0  # of the log likelihood of a bag: one does not decide
 MOST_BAGS, FEWEST = 200, 10  # bags that are looked at, and of a grade at least
+MOST_FOR_CUTS = 300  # where settings are given
 
 
-def sample(codes: Int[np.ndarray, " B"], seed: int) -> Int[np.ndarray, " b"]:
-    """The bags to learn from: all, or 200, the grades in their proportion, ten of each at least.
+def sample(codes: Int[np.ndarray, " B"], seed: int, most: int) -> Int[np.ndarray, " b"]:
+    """The bags to learn from: all, or `most`, the grades in their proportion, ten of each at least.
 
-    >>> chosen = sample(np.repeat([0, 1, 2], [900, 595, 5]), seed=0)
+    >>> chosen = sample(np.repeat([0, 1, 2], [900, 595, 5]), seed=0, most=200)
     >>> np.bincount(np.repeat([0, 1, 2], [900, 595, 5])[chosen])
     array([120,  79,   5])
     """
-    if len(codes) <= MOST_BAGS:
+    if len(codes) <= most:
         return np.arange(len(codes))
-    logger.info("cut points are learned from about %d of %d bags", MOST_BAGS, len(codes))
+    logger.info("cut points are learned from about %d of %d bags", most, len(codes))
     rng, chosen = np.random.default_rng(seed), []
     for grade in np.unique(codes):
         own = np.flatnonzero(codes == grade)
-        wanted = max(round(MOST_BAGS * len(own) / len(codes)), FEWEST)
+        wanted = max(round(most * len(own) / len(codes)), FEWEST)
         chosen.append(rng.permutation(own)[:wanted])
     return np.sort(np.concatenate(chosen))
 

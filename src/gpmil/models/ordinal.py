@@ -120,7 +120,8 @@ class GradedGP(GradedClassifier, VGPMILPRI):
         free = is_word(self.cut_points, "auto")
         if free:
             self._check_enough()
-        chosen = learned_grades.sample(self._codes, self._seed())
+        most = learned_grades.MOST_BAGS if names else learned_grades.MOST_FOR_CUTS
+        chosen = learned_grades.sample(self._codes, self._seed(), most)
         bags, labels = cohort.bags[chosen], labels[chosen]
         groups = left_out_together(labels, bags.groups)
         made = self._tuning_cohort(bags, labels, device, groups)
