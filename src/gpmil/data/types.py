@@ -7,7 +7,7 @@ import numpy as np
 
 from gpmil.data.checks import listed
 from gpmil.data.classes import fold, text
-from gpmil.data.grades import FEWEST, Graded
+from gpmil.data.grades import FEWEST, Graded, words_of
 
 MOST = 20  # classes
 
@@ -30,20 +30,7 @@ def encode(values: Any, classes: Sequence[Any] | None, names: np.ndarray) -> Gra
     >>> encode(["lobular", "none", "ductal"], ["none", "ductal", "lobular"], names).codes
     array([2, 0, 1])
     """
-    column = np.asarray(values)
-    if column.shape != (len(names),):
-        raise ValueError(
-            f"expected one class per bag, {len(names)} in all; got an array of shape "
-            f"{column.shape}."
-        )
-    said = [text(value) for value in column.tolist()]
-    missing = [b for b, word in enumerate(said) if word is None or word == "-1"]
-    if missing:
-        raise ValueError(
-            f"{len(missing)} of {len(names)} bags have no class ({listed(names[missing])}): fit "
-            "needs one for every bag. Leave them out; they can be predicted."
-        )
-    words = [str(word) for word in said]
+    words = words_of(values, names, "class")
     asked = _numbers(words) if classes is None else [text(name) for name in classes]
     order = {fold(str(name)): k for k, name in enumerate(asked)}
     unknown = sorted({word for word in words if fold(word) not in order})
