@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--budget", type=int, default=40)
+    parser.add_argument("--models", nargs="+", default=None, help="by default all")
     asked = parser.parse_args()
     logging.getLogger("gpmil").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -66,9 +67,10 @@ def main() -> None:
         "OrdinalAttentionMIL": lambda s: OrdinalAttentionMIL(**shared, random_state=s),
         "OrdinalMeanPoolMIL": lambda s: OrdinalMeanPoolMIL(**shared, random_state=s),
         "OrdinalMIL": lambda s: gpmil.OrdinalMIL(
-            **shared, slide_effect="auto", tuning_budget=asked.budget, random_state=s
+            **shared, tuning_budget=asked.budget, random_state=s
         ),
     }
+    models = {name: make for name, make in models.items() if name in (asked.models or models)}
     inside = (grades >= MALIGNANT)[bags.bag_index]
     for name, make in models.items():
         for seed in range(asked.seeds):
@@ -76,6 +78,8 @@ def main() -> None:
             p, tiles = out_of_fold(make, bags, grades, seed)
             found = grade_metrics(grades, p, groups=bags.groups)
             words = [f"kappa {found['kappa']}", f"within one {found['within_one']}"]
+            errors = [f"{found[f'calibration_error_{k}'].value:.3f}" for k in range(1, 5)]
+            words.append(f"calibration {', '.join(errors)}")
             auc = roc_auc_score(grades >= MALIGNANT, p[:, MALIGNANT:].sum(1))
             words += [f"malignant AUC {auc:.3f}", f"log loss {found['log_loss'].value:.3f}"]
             if not np.isnan(tiles).any():

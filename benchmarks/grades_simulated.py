@@ -29,13 +29,20 @@ def main() -> None:
     train = graded_cohort(asked.train, asked.grades, seed=asked.seed, part=0)
     test = graded_cohort(asked.test, asked.grades, seed=asked.seed, part=1)
     start = time.perf_counter()
-    model = gpmil.OrdinalMIL(slide_effect="auto", tuning_budget=asked.budget, random_state=0)
+    model = gpmil.OrdinalMIL(calibrated=True, tuning_budget=asked.budget, random_state=0)
     model.fit(train.bags, train.grades)
     fitted = time.perf_counter() - start
     p = model.predict_proba(test.bags)
     took = time.perf_counter() - start - fitted
     for name, estimate in grade_metrics(test.grades, p, groups=test.bags.groups).items():
         print(f"{name}: {estimate}")
+    for cost in ("kappa", "mode"):
+        model.cost = cost
+        other = grade_metrics(
+            test.grades, p, decision=model.decided(p), groups=test.bags.groups, n_bootstrap=200
+        )
+        print(f"called for {cost}: kappa {other['kappa']}")
+    model.cost = "quadratic"
     print(confusion(test.grades, model.predict(test.bags), model.classes_))
     found = model.predict_instances(test.bags)
     for k in range(1, asked.grades):
@@ -48,7 +55,7 @@ def main() -> None:
     )
     print(f"guessing: log loss {np.log(asked.grades):.3f}")
     for network in (OrdinalAttentionMIL, OrdinalMeanPoolMIL):
-        other = network(validation=0.2, max_epochs=200, random_state=0)
+        other = network(random_state=0)
         q = other.fit(train.bags, train.grades).predict_proba(test.bags)
         print(network.__name__, asked_of(test, q))
 

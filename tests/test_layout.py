@@ -70,6 +70,7 @@ PUBLIC = [
     "Bags",
     "MaxPoolMIL",
     "MeanPoolMIL",
+    "NominalMIL",
     "OrdinalMIL",
     "PseudoLabelMIL",
     "VGPMIL",

@@ -1,9 +1,12 @@
 """Grades from the command line to the files."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 from command_line import invoke, ran, write_table
+from sklearn.metrics import cohen_kappa_score
 
 import gpmil
 
@@ -25,6 +28,8 @@ def place(tmp_path_factory):
         patch.setattr("gpmil.cli.predict.write_report", lambda folder: None)
         ran("fit", *source, "--out", place / "fit", *ORDINAL, "--cut-points", "0,1.5")
         ran("predict", place / "fit", data, "--out", place / "new", "--interval-patches", "0")
+    held_out = ["--out", place / "cv", "--folds", "2", "--cut-points", "0,1.5"]
+    ran("cv", *source, *held_out, *ORDINAL)
     return place
 
 
@@ -43,6 +48,30 @@ def test_every_slide_has_a_probability_per_grade(place):
     np.testing.assert_allclose(new["P(4)"], p[:, 2], rtol=1e-6)
     patches = pd.read_csv(next((place / "new" / "patches").iterdir()))
     assert {"P(benign)", "P(3)", "P(4)", "expected_grade"} <= set(patches)
+
+
+def test_areas_patterns_and_isup_are_beside_them(place):
+    table = pd.read_csv(place / "fit" / "grades.csv", dtype=str)
+    shares = table[["share(benign)", "share(3)", "share(4)"]].astype(float)
+    np.testing.assert_allclose(shares.sum(axis=1), 1, atol=1e-5)
+    rule = {("benign", "benign"): "0", ("3", "3"): "1", ("3", "4"): "2", ("4", "3"): "3"}
+    for _, row in table.iterrows():
+        assert row["isup"] == rule.get((row["first"], row["second"]), "4")
+
+
+def test_slides_held_out_have_grades_that_are_judged(place):
+    table = pd.read_csv(place / "cv" / "grades.csv", dtype={"call": str, "grade": str})
+    assert len(table) == 18 and set(table["fold"]) == {0, 1}
+    run = pd.read_csv(place / "cv" / "predictions.csv").set_index("slide")
+    above = table[["P(3)", "P(4)"]].sum(axis=1).to_numpy()
+    np.testing.assert_allclose(run.loc[table["slide"], "probability"], above, rtol=1e-5)
+    names = ["benign", "3", "4"]
+    y, said = ([names.index(g) for g in table[name]] for name in ("grade", "call"))
+    expected = cohen_kappa_score(y, said, weights="quadratic")
+    found = json.loads((place / "cv" / "metrics.json").read_text())["grades"]["metrics"]
+    assert found["kappa"]["value"] == pytest.approx(expected, abs=1e-6)
+    page = (place / "cv" / "report.html").read_text()
+    assert "quadratic weighted kappa" in page and "called benign" in page
 
 
 @pytest.mark.parametrize(

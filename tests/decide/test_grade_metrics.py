@@ -1,9 +1,12 @@
 """Metrics of grades against scikit-learn and counting by hand."""
 
+import itertools
+
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, cohen_kappa_score, log_loss
 
+from gpmil.decide.grade_metrics import expected_kappa, most_kappa
 from gpmil.metrics import calibration_error, confusion, grade_metrics
 
 
@@ -68,3 +71,20 @@ def test_one_grade_has_no_kappa():
 def test_bad_input_is_refused(y, p, words):
     with pytest.raises(ValueError, match=words):
         grade_metrics(y, p)
+
+
+def test_no_calls_have_a_larger_expected_kappa():
+    rng = np.random.default_rng(1)
+    p, shares = rng.dirichlet(np.ones(3), 5), np.array([0.5, 0.2, 0.3])
+    apart = np.square(np.subtract.outer(np.arange(3), np.arange(3)))
+
+    def expected(said):
+        said = np.array(said)
+        return 1 - (p @ apart)[np.arange(5), said].sum() / (shares @ apart)[said].sum()
+
+    best = max(map(expected, itertools.product(range(3), repeat=5)))
+    kappa = expected_kappa(p, shares)
+    assert kappa == pytest.approx(best, abs=1e-9)
+    assert expected(most_kappa(p, shares, kappa)) == pytest.approx(best, abs=1e-9)
+    # of slides that nobody can tell apart nothing is expected
+    assert expected_kappa(np.tile(shares, (5, 1)), shares) == 0.05

@@ -10,6 +10,8 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 import gpmil
 from gpmil import VGPMILPRI, OrdinalMIL
+from gpmil.decide.calibration import SlideCalibrator
+from gpmil.decide.grade_metrics import least_cost
 from gpmil.models import learned_grades
 
 VARIANCE, LENGTH, MEAN, COUPLING, TAU = 6.0, 2.0, -1.2, 0.7, 0.6
@@ -70,12 +72,10 @@ def test_probabilities_are_those_of_explicit_orthants(model, bags, inducing):
     assert found.shape == (len(bags), 4)
     np.testing.assert_allclose(found.sum(1), 1, atol=1e-12)
     some = [b for b, n in enumerate(SIZES) if n <= 3]
-    for p, n, (K, W, S) in zip(found[some], bags.sizes[some], parts(bags[some], inducing)):
+    for p, (K, W, S) in zip(found[some], parts(bags[some], inducing)):
         V = K - W @ W.T + W @ R_inverse @ W.T
         mu, cov = MEAN + S @ W @ w, S + S @ V @ S + TAU**2
-        # exact for one patch; expectation propagation for more
-        atol = 1e-6 if n == 1 else 2e-3
-        np.testing.assert_allclose(p, oracle.probabilities(mu, cov, CUTS), atol=atol)
+        np.testing.assert_allclose(p, oracle.probabilities(mu, cov, CUTS), atol=1e-6)
 
 
 def test_instances_have_a_probability_per_grade(model, bags):
@@ -219,12 +219,12 @@ def test_cut_points_are_found_again(drawn, monkeypatch):
     np.testing.assert_allclose(model.cut_points_[1:], [1.0, 2.5], rtol=0.25)
     # no cut points near these predict grades left out better
     best = model.leave_one_bag_out(bags, y).mean()
-    assert best == pytest.approx(model.loo_log_likelihood_, abs=1e-4)
+    assert best == pytest.approx(model.loo_log_likelihood_, abs=5e-3)
     for factor in (0.8, 1.25):
         other = OrdinalMIL(**given, cut_points=factor * model.cut_points_).fit(bags, y)
         assert other.leave_one_bag_out(bags, y).mean() < best
     # from some of the bags
-    monkeypatch.setattr(learned_grades, "MOST_BAGS", 60)
+    monkeypatch.setattr(learned_grades, "MOST_FOR_CUTS", 60)
     few = OrdinalMIL(**given).fit(bags, y)
     assert not np.array_equal(few.cut_points_, model.cut_points_)
     np.testing.assert_allclose(few.cut_points_[1:], model.cut_points_[1:], rtol=0.5)
@@ -268,7 +268,7 @@ FOUR = ["benign", "3", "4", "5"]
         ({"cut_points": "three"}, GRADES, "rising numbers"),
         ({"cost": "linear"}, GRADES, "cost must be one of"),
         ({"solver": "newton"}, GRADES, "knows solver='direct' alone"),
-        ({"calibrated": True}, GRADES, "knows calibrated=False alone"),
+        ({"cost": "kappa"}, GRADES, "OrdinalMIL with calibrated=True"),
         ({"inducing": "lesions"}, GRADES, "inducing must be one of"),
     ],
 )
@@ -294,3 +294,38 @@ def test_what_needs_two_classes_is_refused(model, bags):
         model.update(bags, GRADES)
     with pytest.raises(ValueError, match="in one place"):
         clone(model).fit([bags], client=object())
+
+
+# --- Calibrated grades ----------------------------------------------------------------------------
+
+
+def test_every_threshold_is_calibrated_by_models_that_have_not_seen_the_bag(drawn, tmp_path):
+    bags, y = drawn[0][:70], drawn[1][:70]
+    given = LINEAR | {"variance": 4.0, "mean": -1.0, "slide_effect": 0.0, "coupling": 0}
+    given |= {"inducing": np.array([[1.0], [-1.5]]), "cut_points": (0.0, 1.0, 2.5)}
+    kwargs = {"calibrated": True, "cost": "kappa", "n_folds": 2}
+    model = OrdinalMIL(**given, **kwargs).fit(bags, y)
+    assert model.calibration_.shape == (3, 2) and (model.calibration_[:, 0] > 0).all()
+    assert 0.3 < model.expected_kappa_[0] < 1
+    # the same by hand, from the models of the folds
+    fold, log_p = model.cross_fit_.fold, np.empty((len(y), 3))
+    for k in range(2):
+        own = OrdinalMIL(**given, grades=[0, 1, 2, 3]).fit(bags[fold != k], y[fold != k])
+        log_p[fold == k] = own.log_proba_at_most(bags[fold == k])[0]
+    odds = np.log(np.maximum(-np.expm1(log_p), 1e-300)) - log_p
+    plain = OrdinalMIL(**given).fit(bags, y).log_proba_at_most(bags)[0]
+    for k in range(3):
+        one = SlideCalibrator.fit(odds[:, k], (y > k).astype(int))
+        np.testing.assert_allclose(model.calibration_[k], [one.slope, one.intercept], rtol=1e-6)
+        if k == 0:
+            expected = one.predict(np.log(np.maximum(-np.expm1(plain[:, 0]), 1e-300)) - plain[:, 0])
+            found = 1 - model.predict_proba(bags)[:, 0]
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+    p = model.predict_proba(bags)
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-9)
+    # calls are spread further than those of least quadratic cost
+    assert model.predict(bags).std() > least_cost(p).std()
+    model.save(tmp_path / "model")
+    again = gpmil.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict_proba(bags), p)
+    np.testing.assert_array_equal(again.predict(bags), model.predict(bags))

@@ -21,6 +21,7 @@ SETTINGS = {
     "MaxPoolMIL": NETWORK,
     "PseudoLabelMIL": {},
     "OrdinalMIL": {"n_inducing": 12, "coupling": 0.5},
+    "NominalMIL": {"n_inducing": 12, "coupling": 0.5},
     "OrdinalAttentionMIL": NETWORK,
     "OrdinalMeanPoolMIL": NETWORK,
 }

@@ -174,6 +174,7 @@ def _cv(
     source: options.Source,
     cache: options.Cache = None,
     model: options.ModelName = "VGPMILPRI",
+    task: options.Task = "binary",
     config: options.ConfigFile = None,
     folds: Annotated[int, typer.Option(help="Folds; slides of a known patient stay together.")] = 5,
     repeats: Annotated[int, typer.Option(help="Times everything is repeated, other folds.")] = 1,
@@ -200,6 +201,7 @@ def _cv(
     held_out = cv.Folds(folds, repeats, given, site, seed)
     asked = PredictionOptions(rate, alpha, interval_patches)
     taught = source.patch_labels is not None
+    model = settings.model_for(task, model)
     built = settings.build_model(model, ctx.meta[settings.SETTINGS], taught)
     return cv.run(source, held_out, asked, out, built, cache)
 

@@ -15,6 +15,7 @@ from scipy.sparse.csgraph import connected_components
 from sklearn.base import clone
 
 from gpmil.cli.config import repeated, run_config
+from gpmil.cli.grades import by_grade, grades_of
 from gpmil.cli.options import LabelTable, Source, labelled
 from gpmil.cli.settings import model_card, model_from_card
 from gpmil.cli.terminal import print_line, progress, show_metrics
@@ -27,8 +28,10 @@ from gpmil.io.labels import column_of, key, read_table
 from gpmil.io.table_files import is_table, read_frame
 from gpmil.models import BagClassifier
 from gpmil.models.checks import count
+from gpmil.models.graded import GradedClassifier
 from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions, repeat_folder
+from gpmil.runs.grades import GRADES, grade_rows
 from gpmil.runs.judge import judge_run
 from gpmil.runs.page import write as write_report
 from gpmil.runs.patient_table import PATIENTS
@@ -94,8 +97,9 @@ def run(
     """Fit and predict split by split; finished ones are not computed again."""
     held_out.check()
     asked.check()
-    bags, lines = source.cohort(cache)
+    bags, lines = by_grade(source, model).cohort(cache)
     bags = labelled(bags)
+    y = grades_of(source, model, bags)
     splits = planned(bags, held_out, source)
     options = {"source": source.card(), "asked": asdict(asked), **asdict(held_out)}
     config = run_config("cv", options, model_card(model), bags, lines, cache, before)
@@ -109,13 +113,15 @@ def run(
                 step(f"{k + 1}/{len(splits)} {split.unit}: from before")
                 continue
             step(f"{k + 1}/{len(splits)} {split.unit}: training on {len(split.train)} slides")
-            _carry_out(space, split, bags, model, asked, places[k])
+            _carry_out(space, split, bags, y, model, asked, places[k])
         step("metrics")
         units = [split.unit for split in splits]
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         if asks_for_patients(model, bags):
             pooled = space.pooled([_of_patients(unit) for unit in units])
             space.write(PATIENTS, csv_bytes(pooled))
+        if y is not None and isinstance(model, GradedClassifier) and len(model.grades) > 2:
+            space.write(GRADES, csv_bytes(space.pooled([_of_grades(unit) for unit in units])))
         space.write("splits.csv", table)
         found = judge_run(space.folder, read_predictions(space.folder))
         space.write(METRICS, json_bytes(found))
@@ -128,11 +134,13 @@ def _carry_out(
     space: Workspace,
     split: Split,
     bags: Bags,
+    y: Sequence[str | None] | None,
     model: BagClassifier,
     asked: PredictionOptions,
     places: dict[str, Int[np.ndarray, " _"]],
 ) -> None:
-    fitted = clone(model).fit(bags[split.train])
+    own = None if y is None else [y[b] for b in split.train]
+    fitted = clone(model).fit(bags[split.train], own)
     held_out = bags[split.test]
     rule = refer_rule(fitted, asked.alpha)
     rows, patches = predict(fitted, held_out, asked, rule)
@@ -142,7 +150,15 @@ def _carry_out(
             write_patches(space, names[chosen].tolist(), [patches[i] for i in chosen], under)
     if asks_for_patients(model, bags):
         space.finish(_of_patients(split.unit), _placed(patient_rows(fitted, held_out), split))
+    if isinstance(fitted, GradedClassifier) and len(fitted.classes_) > 2 and y is not None:
+        graded = grade_rows(fitted, held_out, [y[b] for b in split.test])
+        space.finish(_of_grades(split.unit), _placed(graded, split))
     space.finish(split.unit, _placed(rows, split))
+
+
+def _of_grades(unit: str) -> str:
+    """The part that holds a unit's rows of grades.csv: finished first."""
+    return f"grades-{unit}"
 
 
 def _of_patients(unit: str) -> str:

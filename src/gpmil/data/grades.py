@@ -30,26 +30,31 @@ def classes_of(grades: Sequence[Any] | None, n_grades: int) -> np.ndarray:
     return np.arange(n_grades) if grades is None else np.array([text(g) for g in grades])
 
 
-def encode(values: Any, grades: Sequence[Any] | None, names: np.ndarray) -> Graded:
-    """One grade per bag; `grades` are their names, the lowest first, `names` those of the bags.
-
-    >>> encode(["4", "benign", 3.0], ["benign", "3", "4"], np.array(["a", "b", "c"])).codes
-    array([2, 0, 1])
-    """
+def words_of(values: Any, names: np.ndarray, what: str) -> list[str]:
+    """What is said of every bag, as text; `what` it is, for messages."""
     column = np.asarray(values)
     if column.shape != (len(names),):
         raise ValueError(
-            f"expected one grade per bag, {len(names)} in all; got an array of shape "
+            f"expected one {what} per bag, {len(names)} in all; got an array of shape "
             f"{column.shape}."
         )
     said = [text(value) for value in column.tolist()]
     missing = [b for b, word in enumerate(said) if word is None or word == "-1"]
     if missing:
         raise ValueError(
-            f"{len(missing)} of {len(names)} bags have no grade ({listed(names[missing])}): fit "
+            f"{len(missing)} of {len(names)} bags have no {what} ({listed(names[missing])}): fit "
             "needs one for every bag. Leave them out; they can be predicted."
         )
-    words = [word for word in said if word is not None]
+    return [str(word) for word in said]
+
+
+def encode(values: Any, grades: Sequence[Any] | None, names: np.ndarray) -> Graded:
+    """One grade per bag; `grades` are their names, the lowest first, `names` those of the bags.
+
+    >>> encode(["4", "benign", 3.0], ["benign", "3", "4"], np.array(["a", "b", "c"])).codes
+    array([2, 0, 1])
+    """
+    words = words_of(values, names, "grade")
     found = Graded(_numbers(words), np.arange(0)) if grades is None else _named(words, grades)
     n_grades = int(found.codes.max()) + 1 if grades is None else len(found.classes)
     found = Graded(found.codes, classes_of(grades, n_grades))

@@ -17,6 +17,8 @@ from gpmil.decide.estimates import Estimate, bootstrap
 from gpmil.decide.measures import Binning, Weights, rank_measures, ranked_by_score
 from gpmil.decide.metric_inputs import check_settings, finite, patient_numbers
 
+MOST_ROUNDS, SAME = 100, 1e-9  # in which kappa and the calls for it settle
+LEAST_KAPPA = 0.05  # expected of calls: below, grades are guessed and calls need no spread
 Confusion = Float[np.ndarray, "K K"]  # rows: the true grade, columns: the predicted one
 
 
@@ -133,6 +135,41 @@ def least_cost(p: Float[np.ndarray, "B K"]) -> Int[np.ndarray, " B"]:
     """
     # sum_k P(Y = k) (k - j)^2 of every answer j
     return (p @ np.square(_apart(p.shape[1]))).argmin(1)
+
+
+def most_kappa(
+    p: Float[np.ndarray, "B K"], shares: Float[np.ndarray, " K"], kappa: float
+) -> Int[np.ndarray, " B"]:
+    """The grade j for which quadratic weighted kappa is expected to be largest.
+
+    kappa = 1 - O / E, O the mean of (Y - j)^2 and E that of grades and calls paired at random. At
+    the best kappa no call can lower O - (1 - kappa) E, so each j minimises
+    sum_k P(Y = k) (k - j)^2 - (1 - kappa) sum_k share_k (k - j)^2: calls are spread out, from the
+    mean of the shares on, by 1 / kappa.
+
+    >>> p = np.array([[0.3, 0.5, 0.2, 0.0]])
+    >>> least_cost(p), most_kappa(p, np.full(4, 0.25), 0.5)
+    (array([1]), array([0]))
+    """
+    apart = np.square(_apart(p.shape[1]))
+    return (p @ apart - (1 - kappa) * (shares @ apart)).argmin(1)
+
+
+def expected_kappa(p: Float[np.ndarray, "B K"], shares: Float[np.ndarray, " K"]) -> float:
+    """The kappa that calls by `most_kappa` are expected to have where P(Y = k) are p.
+
+    >>> round(expected_kappa(np.eye(3), np.full(3, 1 / 3)), 3)
+    1.0
+    """
+    apart, kappa = np.square(_apart(p.shape[1])), 0.5
+    for _ in range(MOST_ROUNDS):
+        said = most_kappa(p, shares, kappa)
+        observed = (p @ apart)[np.arange(len(p)), said].mean()
+        found = 1 - observed / (shares @ apart)[said].mean()
+        if found <= LEAST_KAPPA or abs(found - kappa) < SAME:
+            return max(float(found), LEAST_KAPPA)
+        kappa = float(found)
+    return kappa
 
 
 def confusion(y: Any, decision: Any, grades: Any) -> pd.DataFrame:

@@ -12,7 +12,7 @@ averaged over bags; steps of a tenth make differences that rise above it.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
@@ -32,14 +32,16 @@ class Scoring:
     """The search: where it is, and what it may still cost."""
 
     scores: Scores
+    nearby: Scores  # the same, quicker, close to where `scores` was asked last
     centre: Float[np.ndarray, " p"]
-    width: float  # of the prior, in every coordinate
+    width: float | Float[np.ndarray, " p"]  # of the prior, in every coordinate
     budget: int  # evaluations of all scores
-    tried: list[tuple[np.ndarray, float]] = field(default_factory=list)
 
-    def climb(self, start: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
-        """The likeliest z that the budget reaches."""
-        z, own = start, self._scores(start)
+    def climb(
+        self, start: Float[np.ndarray, " p"], known: Float[np.ndarray, " B"] | None = None
+    ) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " B"]]:
+        """The likeliest z that the budget reaches, and the scores there; `known`: of the start."""
+        z, own = start, self._scores(start) if known is None else known
         while self.budget > len(z):
             step = self._step(z, own)
             found = self._risen(z, own, step)
@@ -49,12 +51,13 @@ class Scoring:
             z, own = found
             if rise < ENOUGH:
                 break
-        return z
+        return z, own
 
     def _step(self, z: np.ndarray, own: np.ndarray) -> Float[np.ndarray, " p"]:
         moved = APART * np.eye(len(z))
-        G = np.stack([(self._scores(z + e) - own) / APART for e in moved], axis=1)
-        precision = np.eye(len(z)) / self.width**2
+        self.budget -= len(z)
+        G = np.stack([(self.nearby(z + e) - own) / APART for e in moved], axis=1)
+        precision = np.diag(np.broadcast_to(self.width, z.shape) ** -2.0)
         slope = G.sum(0) - precision @ (z - self.centre)
         # differences forward of a function that bends down are low by half of the bend
         information = G.T @ G + precision
@@ -76,10 +79,8 @@ class Scoring:
         return None
 
     def _objective(self, z: np.ndarray, scores: np.ndarray) -> float:
-        return float(scores.sum() - ((z - self.centre) ** 2).sum() / (2 * self.width**2))
+        return float(scores.sum() - (((z - self.centre) / self.width) ** 2).sum() / 2)
 
     def _scores(self, z: Float[np.ndarray, " p"]) -> Float[np.ndarray, " B"]:
         self.budget -= 1
-        found = np.maximum(self.scores(z), -50.0)  # one bag does not decide
-        self.tried.append((z, float(found.mean())))
-        return found
+        return self.scores(z)

@@ -6,6 +6,7 @@ from gpmil.files import persistence
 from gpmil.models.attention import AttentionMIL
 from gpmil.models.base import BagClassifier, InstancePredictions
 from gpmil.models.concepts import AllConceptsMIL
+from gpmil.models.nominal import NominalMIL
 from gpmil.models.ordinal import OrdinalMIL
 from gpmil.models.ordinal_networks import OrdinalAttentionMIL, OrdinalMeanPoolMIL
 from gpmil.models.pooling import MaxPoolMIL, MeanPoolMIL
@@ -26,6 +27,7 @@ __all__ = [
     "InstancePredictions",
     "MaxPoolMIL",
     "MeanPoolMIL",
+    "NominalMIL",
     "OrdinalAttentionMIL",
     "OrdinalMIL",
     "OrdinalMeanPoolMIL",
@@ -37,7 +39,7 @@ __all__ = [
 
 MODELS = (
     *(VGPMIL, VGPMILPR, VGPMILPRI, AttentionMIL, MeanPoolMIL, MaxPoolMIL, PseudoLabelMIL),
-    *(OrdinalMIL, OrdinalAttentionMIL, OrdinalMeanPoolMIL),
+    *(OrdinalMIL, OrdinalAttentionMIL, OrdinalMeanPoolMIL, NominalMIL),
 )
 CLASSES = {cls.__name__: cls for cls in MODELS}
 

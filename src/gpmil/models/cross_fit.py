@@ -76,11 +76,10 @@ class CrossFit:
         labels: np.ndarray,
         fold: Int[np.ndarray, " B"],
         calibrated: bool,
+        y: np.ndarray | None = None,
     ) -> "CrossFit":
-        """Fit copies of `model`, its settings fixed, without one fold each."""
-        groups = np.arange(len(bags))
-        if bags.groups is not None:
-            groups = np.unique(bags.groups, return_inverse=True)[1]
+        """Fit copies of `model`, its settings fixed, without one fold each, to y or the labels."""
+        y, groups = labels if y is None else y, _numbered(bags)
         n_folds = int(fold.max()) + 1
         models, odds = [], np.empty(len(bags))
         scores = np.empty(bags.n_instances)
@@ -88,7 +87,7 @@ class CrossFit:
             logger.info("cross-fitting: model %d of %d", k + 1, n_folds)
             models.append(model.with_settings_fixed())
             models[k].learns_range = False  # what is novel is asked of the model itself
-            models[k].fit(bags[fold != k], labels[fold != k])
+            models[k].fit(bags[fold != k], y[fold != k])
             found = models[k].predict_all(bags[fold == k])
             odds[fold == k] = log_odds(found.log_proba_negative)
             scores[fold[bags.bag_index] == k] = suspicion(found.instances)
@@ -183,6 +182,13 @@ class CrossFit:
         own |= {f"reference.{k}": v for k, v in vars(self.reference).items()}
         unlike = {} if self.unlike is None else vars(self.unlike)
         return own | {f"unlike.{k}": v for k, v in unlike.items()}
+
+
+def _numbered(bags: Bags) -> Int[np.ndarray, " B"]:
+    """Patients as numbers; every bag its own where none were given."""
+    if bags.groups is None:
+        return np.arange(len(bags))
+    return np.unique(bags.groups, return_inverse=True)[1]
 
 
 def restore(

@@ -8,13 +8,19 @@ from jaxtyping import Float, Int
 
 from gpmil.data import grades as grade_labels
 from gpmil.data.grades import Graded
-from gpmil.decide.grade_metrics import least_cost
+from gpmil.decide.grade_metrics import least_cost, most_kappa
 from gpmil.files.persistence import ARRAYS as FILE
-from gpmil.models.base import BagClassifier, Predictions, check_bags, cohort_card
+from gpmil.models.base import (
+    BagClassifier,
+    Predictions,
+    check_bags,
+    cohort_card,
+    log_odds,
+)
 from gpmil.models.checks import one_of
 from gpmil.models.saved_checks import Array, Damaged, Expected
 
-COSTS = ("quadratic", "mode")
+COSTS = ("quadratic", "kappa", "mode")
 
 
 def with_grades(arrays: Expected) -> Expected:
@@ -27,6 +33,7 @@ class GradedClassifier(BagClassifier):
     """A model of two to eight grades."""
 
     grade_counts_: Int[np.ndarray, " K"]  # training bags of every grade
+    expected_kappa_: Float[np.ndarray, " 1"] | None = None  # where fits without folds tell
     grades: Any
     cost: Any
     _codes: Int[np.ndarray, " B"]  # grades of the bags of a fit, while it runs
@@ -53,6 +60,11 @@ class GradedClassifier(BagClassifier):
         if self.grades is not None:
             grade_labels.check_names(self.grades)
         one_of("cost", self.cost, COSTS)
+        if self.cost == "kappa" and not getattr(self, "calibrated", False):
+            raise ValueError(
+                "cost='kappa' needs to know how well grades of slides that were not seen are "
+                "predicted: OrdinalMIL with calibrated=True."
+            )
 
     def predict_all(self, bags, **options: Any) -> Predictions:
         """As of two classes, `proba` that of "above the lowest grade"; `grade_proba` has all."""
@@ -61,7 +73,16 @@ class GradedClassifier(BagClassifier):
 
     def predict(self, bags) -> np.ndarray:
         """The grade of each bag, as a value of `classes_`; see `cost`."""
-        return self.classes_[decided(self.predict_proba(bags), self.cost)]
+        return self.classes_[self.decided(self.predict_proba(bags))]
+
+    def decided(self, p: Float[np.ndarray, "B K"]) -> Int[np.ndarray, " B"]:
+        """The grades, as numbers, that `predict` calls where P(Y = k) are p; see `cost`."""
+        if self.cost == "mode":
+            return p.argmax(1)
+        if self.cost == "quadratic" or self.expected_kappa_ is None:
+            return least_cost(p)
+        shares = self.grade_counts_ / self.grade_counts_.sum()
+        return most_kappa(p, shares, float(self.expected_kappa_[0]))
 
     def score(self, bags, y=None) -> float:
         """Accuracy over bags."""
@@ -97,11 +118,6 @@ def differences(log_p: Float[np.ndarray, "B k"]) -> Float[np.ndarray, "B K"]:
     return np.clip(p, np.finfo(float).tiny, np.nextafter(1.0, 0.0))
 
 
-def decided(p: Float[np.ndarray, "B K"], cost: str) -> Int[np.ndarray, " B"]:
-    """The likeliest grade, or that of least expected quadratic cost.
-
-    >>> p = np.array([[0.5, 0.1, 0.4]])
-    >>> decided(p, "mode"), decided(p, "quadratic")
-    (array([0]), array([1]))
-    """
-    return p.argmax(1) if cost == "mode" else least_cost(p)
+def odds_above(log_p: Float[np.ndarray, "B k"]) -> Float[np.ndarray, "B k"]:
+    """Log odds of Y >= 1, ..., Y >= K - 1 from log P(Y <= 0), ..., log P(Y <= K - 2)."""
+    return log_odds(log_p.ravel()).reshape(log_p.shape)

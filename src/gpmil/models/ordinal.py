@@ -14,11 +14,17 @@ import torch
 from jaxtyping import Float, Int
 
 from gpmil.data.bags import Bags
+from gpmil.data.folds import left_out_together
+from gpmil.decide import cumulative
+from gpmil.decide.calibration import NEEDED as CALIBRATE
+from gpmil.decide.grade_metrics import expected_kappa
 from gpmil.distributed import WholeCohort
 from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.inference import leave_grades
 from gpmil.inference import solvers as inference
+from gpmil.inference.graded_folds import GradedFolds
 from gpmil.inference.leave_grades import Grades
+from gpmil.inference.objective import Settings
 from gpmil.models import graded_areas, learned_grades
 from gpmil.models.base import (
     InstancePredictions,
@@ -26,10 +32,9 @@ from gpmil.models.base import (
 )
 from gpmil.models.checks import count, is_word, share
 from gpmil.models.cross_fit import CrossFit, Marks
-from gpmil.models.graded import GradedClassifier, differences, with_grades
+from gpmil.models.graded import GradedClassifier, differences, odds_above, with_grades
 from gpmil.models.graded_areas import GradeAreas
 from gpmil.models.graded_instances import GradedInstances
-from gpmil.models.learning import thinned_rows
 from gpmil.models.saved import Arrays, Card
 from gpmil.models.saved_checks import Array, Damaged, Symbols
 from gpmil.models.sparse import TrainingCohort
@@ -44,7 +49,6 @@ ONLY = {  # of the settings of VGPMILPRI, what is known for grades
     "moments": "diagonal",
     "instance_labels": "ignore",
     "optimize": (),
-    "calibrated": False,
     "aim": "equal odds",
 }
 
@@ -56,9 +60,13 @@ class GradedGP(GradedClassifier, VGPMILPRI):
     ARRAYS: ClassVar[dict[str, Array]] = {
         **with_grades(VGPMILPRI.ARRAYS),
         "cut_points_": Array(("cuts",), "finite"),
+        "calibration_": Array(("cuts", 2), "finite", optional=True),
+        "expected_kappa_": Array((1,), "finite", optional=True),
     }
 
     cut_points_: Float[np.ndarray, " k"]  # b_1 = 0, b_2, ...
+    calibration_: Float[np.ndarray, "k 2"] | None  # slope, intercept of P(Y >= k); or None
+    expected_kappa_: Float[np.ndarray, " 1"] | None  # of calls that aim at it, out of fold
     cut_points: Any
 
     # --- Fit ----------------------------------------------------------------------------------
@@ -78,19 +86,64 @@ class GradedGP(GradedClassifier, VGPMILPRI):
     def _find_settings(
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
     ) -> None:
-        """Settings from "above the lowest grade", then cut points."""
+        """Every setting as a number, and cut points."""
         self.cut_points_ = np.zeros(1)
-        super()._find_settings(cohort, labels, device)
         if not is_word(self.cut_points, "auto"):
             self.cut_points_ = np.array(self.cut_points, dtype=np.float64)
-        elif len(self.classes_) > 2:
-            self._learn_cut_points(cohort, labels, device)
+        super()._find_settings(cohort, labels, device)
+        alone = is_word(self.cut_points, "auto") and not self._learned_names()
+        if alone and len(self.classes_) > 2:
+            self._learn_grades(cohort, labels, device, [], None)
 
-    def _learn_cut_points(
+    def _learn(
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
     ) -> None:
-        """Cut points, and again what is "auto" of the settings, from grades of bags left out."""
+        """What is "auto" of the settings and cut points, from grades of bags left out."""
+        names = self._learned_names()
+        here = None
+        if len(self.classes_) == 2 or "kernel" in names or is_word(self.lengthscale, "ard"):
+            super()._learn(cohort, labels, device)
+            # a kernel, and a weight per column, are those of "above the lowest grade"
+            here = self._settings()
+            gone = {"kernel", *(() if self.coupling_ else ("coupling",))}
+            gone |= set() if self.relevance_ is None else {"lengthscale"}
+            names = [name for name in names if name not in gone]
+        if len(self.classes_) > 2:
+            self._learn_grades(cohort, labels, device, names, here)
+
+    def _learn_grades(
+        self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device,
+        names: list[str], from_here: Settings | None,
+    ) -> None:  # fmt: skip
+        """The settings that are named, and cut points where they are "auto"."""
         assert isinstance(cohort, WholeCohort)
+        free = is_word(self.cut_points, "auto")
+        if free:
+            self._check_enough()
+        most = learned_grades.MOST_BAGS if names else learned_grades.MOST_FOR_CUTS
+        chosen = learned_grades.sample(self._codes, self._seed(), most)
+        bags, labels = cohort.bags[chosen], labels[chosen]
+        groups = left_out_together(labels, bags.groups)
+        made = self._tuning_cohort(bags, labels, device, groups)
+        folds = GradedFolds(made, self._codes[chosen])
+        search = learned_grades.Search(
+            folds, len(self.classes_), int(self.tuning_budget), None if free else self.cut_points_
+        )
+        space = self._space(cohort.whole, names)
+        found = learned_grades.learn(search, space, from_here if names else self._settings())
+        self._keep_settings(found.settings)
+        self.cut_points_, self.loo_log_likelihood_ = found.cuts, found.score
+        if names:
+            self.tuning_trace_ = [*(self.tuning_trace_ or []), *found.trace]
+
+    def _keep_settings(self, found: Settings) -> None:
+        if self.variance_ is not None:
+            self.variance_, self.lengthscale_ = found[:2]
+        self.mean_, self.coupling_, self.slide_effect_ = found[2:5]
+        if self._has_context():
+            self.slide_context_, self.slide_context_lengthscale_ = found[5:]
+
+    def _check_enough(self) -> None:
         few = self.grade_counts_[self.grade_counts_ > 0].min()
         if few < NEEDED:
             raise ValueError(
@@ -99,18 +152,6 @@ class GradedGP(GradedClassifier, VGPMILPRI):
                 f"{dict(zip(self.classes_.tolist(), self.grade_counts_.tolist()))}. "
                 "Join grades, add bags, or give cut_points as numbers."
             )
-        chosen = learned_grades.sample(self._codes, self._seed())
-        bags, labels, codes = cohort.bags[chosen], labels[chosen], self._codes[chosen]
-        rows = thinned_rows(bags, lambda some: self._first_look(some, labels))
-        some = WholeCohort(learned_grades.thinned(bags, rows), device, labels)
-        search = learned_grades.Search(self, some, codes, device)
-        names = self._learned_names()
-        found, score = learned_grades.learn(
-            search, names, len(self.classes_), int(self.tuning_budget)
-        )
-        for name in ("cut_points_", *(f"{name}_" for name in learned_grades.NAMES)):
-            setattr(self, name, getattr(found, name))
-        self.loo_log_likelihood_ = score
 
     def _problem(self, gp: SparseGP, cohort: TrainingCohort) -> inference.Problem:
         found = super()._problem(gp, cohort)
@@ -122,6 +163,7 @@ class GradedGP(GradedClassifier, VGPMILPRI):
         return Grades(self._codes, cohort.bags.offsets, self.cut_points_)
 
     def _fit_to(self, cohort: TrainingCohort, y: Any, device: torch.device) -> None:
+        self.calibration_, self.expected_kappa_ = None, None
         super()._fit_to(cohort, y, device)
         del self._codes
 
@@ -148,11 +190,43 @@ class GradedGP(GradedClassifier, VGPMILPRI):
         """The same for labels 0 and 1: whether a bag is above the lowest grade."""
         binary = copy.copy(self)
         binary.grades, binary.cut_points = None, (0.0,)
+        binary.classes_, binary.cut_points_ = np.arange(2), np.zeros(1)
         return binary
 
     def with_settings_fixed(self) -> VGPMILPRI:
-        """A new model of "above the lowest grade", labels 0 and 1, at the settings learned here."""
-        return super().with_settings_fixed().set_params(grades=None, cut_points=(0.0,))
+        """A new model of grades as numbers 0, 1, ..., at settings and cut points learned here."""
+        codes = list(range(len(self.classes_)))
+        fixed = {"grades": codes, "cut_points": tuple(self.cut_points_.tolist()), "cost": "mode"}
+        return super().with_settings_fixed().set_params(**fixed)
+
+    def _cross_fitted(self, bags: Bags, labels: np.ndarray, fold: np.ndarray) -> CrossFit:
+        """Models of grades without each fold; what they say of it calibrates every threshold."""
+        if not self.calibrated:  # marks are about the lowest grade alone
+            return CrossFit.fit(self._of_two_grades(), bags, labels, fold, False)
+        found = CrossFit.fit(self, bags, labels, fold, True, y=self._codes)
+        odds = np.empty((len(bags), len(self.cut_points_)))
+        for k, model in enumerate(found.models):
+            odds[fold == k] = odds_above(model.log_proba_at_most(bags[fold == k])[0])
+        self.calibration_ = cumulative.fitted(odds, self._codes)
+        p = differences(cumulative.calibrated(odds, self.calibration_))
+        shares = self.grade_counts_ / self.grade_counts_.sum()
+        self.expected_kappa_ = np.array([expected_kappa(p, shares)])
+        return found
+
+    def _planned_folds(self, bags: Bags, labels: np.ndarray) -> np.ndarray | None:
+        fold = super()._planned_folds(bags, labels)
+        if fold is None or not self.calibrated:
+            return fold
+        # bags above every threshold, and of the highest grade outside every fold
+        highest = self._codes == len(self.classes_) - 1
+        outside = min(highest[fold != k].sum() for k in range(int(fold.max()) + 1))
+        if highest.sum() < CALIBRATE or not outside:
+            raise ValueError(
+                f"calibrated=True needs {CALIBRATE} bags of the highest grade, not all of one "
+                f"fold; found {self.grade_counts_[-1]}. Add bags, join grades, or fit with "
+                "calibrated=False."
+            )
+        return fold
 
     def update(self, bags, y=None, *, cross_fit=True):
         """Refused: labels of patches are not known to a model of grades."""
@@ -203,7 +277,8 @@ class GradedGP(GradedClassifier, VGPMILPRI):
     def predict_proba(self, bags) -> Float[np.ndarray, "B K"]:
         """P(Y = k) of each bag and grade; never exactly 0 or 1 by rounding."""
         log_p = self.log_proba_at_most(bags)[0]
-        log_p[:, 0] = self._calibrate(log_p[:, 0])
+        if self.calibration_ is not None and self.cross_fit_ is not None:
+            log_p = cumulative.calibrated(odds_above(log_p), self.calibration_)
         return differences(log_p)
 
     def predict_areas(self, bags, *, level: float = 0.9, n_draws: int = 400) -> GradeAreas:
@@ -234,7 +309,7 @@ class GradedGP(GradedClassifier, VGPMILPRI):
         """The grade of each bag, as a value of `classes_`; see `cost`."""
         if len(self.cut_points_) == 1:
             return VGPMILPRI.predict(self, bags)
-        return super().predict(bags)
+        return self.classes_[self.decided(self.predict_proba(bags))]
 
     def _marked(self, found: InstancePredictions, marks: Marks) -> InstancePredictions:
         known = GradedInstances.of(found, self.cut_points_, self.classes_)
@@ -283,6 +358,11 @@ class GradedGP(GradedClassifier, VGPMILPRI):
             raise Damaged(f"{FILE}: grade_counts_: expected {len(cuts) + 1} counts")
         self._restore_grades()
         super()._restore(arrays, card, sizes)
+        there = [x is not None for x in (self.calibration_, self.expected_kappa_)]
+        if there != [bool(self.calibrated)] * 2:
+            raise Damaged(f"{FILE}: calibration_, expected_kappa_: expected where calibrated")
+        if self.expected_kappa_ is not None and not 0 < self.expected_kappa_[0] <= 1:
+            raise Damaged(f"{FILE}: expected_kappa_: expected a number in (0, 1]")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -296,12 +376,14 @@ class OrdinalMIL(GradedGP):
         negative class of `predict_instances`, `log_proba_negative` and p-values.
     cut_points : "auto" or K - 1 rising numbers, the first 0
         Where one grade of a patch ends and the next begins, on the scale of m. "auto": learned from
-        bags left out, after the settings, which are learned from "above the lowest grade".
-    cost : "quadratic" or "mode"
-        What `predict` calls: the grade of least expected quadratic cost, or the likeliest one.
+        grades of bags left out, together with the settings that are "auto".
+    cost : "quadratic", "kappa" or "mode"
+        What `predict` calls: the grade of least expected quadratic cost; that for which quadratic
+        weighted kappa is expected to be largest, which spreads calls as far as grades are (needs
+        calibrated=True); or the likeliest one.
     **others
         As `VGPMILPRI`; only solver="direct" and moments="diagonal", and neither labels of patches,
-        inducing="lesions", `optimize` nor `calibrated`.
+        inducing="lesions" nor `optimize`. `calibrated` is about every P(Y >= k).
 
     Examples
     --------

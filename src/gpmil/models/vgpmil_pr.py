@@ -204,7 +204,7 @@ class VGPMILPR(TeachableGP):
         self._learn_range(cohort, device)
         self._fit_untaught(cohort, device)
         if bags is not None and fold is not None:
-            self.cross_fit_ = CrossFit.fit(self, bags, labels, fold, bool(self.calibrated))
+            self.cross_fit_ = self._cross_fitted(bags, labels, fold)
         self._keep_operating_point(found.left_out, self.cross_fit_, labels, facts.groups)
 
     def _fit_at_points(
@@ -248,6 +248,9 @@ class VGPMILPR(TeachableGP):
             return None
         seed, calibrated = self._seed(), bool(self.calibrated)
         return planned_folds(bags, labels, int(self.n_folds), seed, calibrated)
+
+    def _cross_fitted(self, bags: Bags, labels: np.ndarray, fold: np.ndarray) -> CrossFit:
+        return CrossFit.fit(self, bags, labels, fold, bool(self.calibrated))
 
     def with_settings_fixed(self) -> "VGPMILPR":
         """A new model with what was learned here as its settings, to fit to other bags."""

@@ -35,7 +35,7 @@ from gpmil.moments.taught import AtEffect, Both, Lesson, Taught
 from gpmil.moments.truncated import excess, log_not, upper_tail
 from gpmil.moments.with_effect import PatchesWithEffect
 
-CLOSE = -0.3  # log Q- - log Q+ above which z(s) is summed itself
+CLOSE = -0.03  # log Q- - log Q+ above which z(s) is summed itself
 FAR = -8.0  # t below which log(1 - Phi) is minus Phi to the last digit
 TINY = -30.0  # log(-D) below which 1 - e^D = -D
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)

@@ -3,6 +3,7 @@
 `log_orthant` is the one to call. It chooses by rule, bag by bag:
 
 * no correlation at all: the exact product of one-dimensional probabilities;
+* two or three coordinates: sums that are exact to ten digits (`gpmil.moments.tiny`);
 * otherwise EP with its third-order correction (`gpmil.moments.ep`), deterministic;
 * in the right tail `sampling.log_union`, which samples the rare event that some m_i > 0: always
   where sum_i P(m_i > 0) < 0.01, and where that sum is below 1 if it has the smaller error;
@@ -26,6 +27,7 @@ from gpmil.moments.ep import EP, check_gaussians, ep, padded
 from gpmil.moments.orthant_effect import OverEffect, Profile, integrate, middle, quick
 from gpmil.moments.sampling import log_union, tilted
 from gpmil.moments.sites import Sites, matvec, pick
+from gpmil.moments.tiny import NODES, log_tiny
 from gpmil.moments.truncated import log_not
 
 TINY = 2.0**-1022
@@ -33,6 +35,7 @@ TOLERANCE = 3e-3  # of the sites: log P + c3 is then a few 1e-4 off, 1e-3 at cou
 LARGE = 100  # coordinates from which bags are taken one by one on a CPU; below, batches are faster
 RARE = 0.01  # sum_i P(m_i > 0) below which EP's error estimate says nothing about 1 - P
 NOTHING = 1e-6  # of the largest part of a slope: what is smaller is left out
+DIGITS = 1e-10  # of the sums for two and three coordinates
 TAIL = 2e-3  # relative error of 1 - P that needs no sampling
 
 
@@ -171,11 +174,30 @@ def _from_ep(
     # 1 - P = sum_i Phi(t_i) to the last digit where that is tiny
     tail = torch.logsumexp(torch.special.log_ndtr(t), dim=-1)
     rest = torch.where(tail < -40, tail, log_not(product))
-    return LogProbability(
+    settled = LogProbability(
         torch.where(alone, product.clamp(max=-TINY), found.log_p),
         torch.where(alone, rest.clamp(max=-TINY), found.log_1mp),
         torch.where(alone, 0.0, found.error),
     )
+    return _with_tiny(settled, mu, cov, mask & ~alone[:, None])
+
+
+def _with_tiny(found: LogProbability, mu: Tensor, cov: Tensor, mask: Tensor) -> LogProbability:
+    """The same, exact for bags of two and of three."""
+    log_p, log_1mp, error = found.log_p, found.log_1mp, found.error
+    for n in NODES:
+        own = (mask.sum(-1) == n).nonzero()[:, 0]
+        if not len(own):
+            continue
+        at = mask[own].nonzero()[:, 1].view(len(own), n)  # where a bag's coordinates are
+        some = mu[own].gather(1, at)
+        square = cov[own[:, None, None], at[:, :, None], at[:, None, :]]
+        p, rest, exact = log_tiny(some, square)
+        good = own[exact]
+        log_p = log_p.index_copy(0, good, p[exact].clamp(max=-TINY))
+        log_1mp = log_1mp.index_copy(0, good, rest[exact].clamp(max=-TINY))
+        error = error.index_copy(0, good, torch.full_like(p[exact], DIGITS))
+    return LogProbability(log_p, log_1mp, error)
 
 
 class Expansion(NamedTuple):

@@ -12,6 +12,7 @@ import pandas as pd
 from gpmil.decide import metrics
 from gpmil.runs import operating
 from gpmil.runs.files import coupling_folder, patch_path, read_patches
+from gpmil.runs.grades import grade_estimates
 from gpmil.runs.patient_table import read_patients, with_labels_of_slides
 
 RESAMPLES = 1000
@@ -31,7 +32,7 @@ def judge_run(folder: Path, predictions: pd.DataFrame, patch_labels: Any = None)
     """
     if "coupling" not in predictions:
         found = _judge(predictions, folder, "", patch_labels)
-        return found | _patient_metrics(folder, predictions)
+        return found | _patient_metrics(folder, predictions) | _grades(folder, predictions)
     every = {
         str(c): _judge(rows, folder, coupling_folder(str(c)), patch_labels)
         for c, rows in predictions.groupby("coupling", sort=False)
@@ -105,6 +106,14 @@ def _patient_metrics(folder: Path, predictions: pd.DataFrame) -> dict[str, Any]:
         "operating": operating.judged(known, patients),
     }
     return {"patients": found}
+
+
+def _grades(folder: Path, predictions: pd.DataFrame) -> dict[str, Any]:
+    """Of grades.csv; empty where there is none, or no grade is known."""
+    found = grade_estimates(folder, predictions)
+    if not found:
+        return {}
+    return {"grades": {"resamples": RESAMPLES, "metrics": _plain(found)}}
 
 
 def _labelled_patches(

@@ -15,7 +15,7 @@ from gpmil.data.checks import count
 from gpmil.decide.unlike import ANSWERS
 from gpmil.files.whole import write_whole
 from gpmil.models import BagClassifier
-from gpmil.runs import operating, patients
+from gpmil.runs import grades, operating, patients
 from gpmil.runs.contents import PatchLabels, RunContents, has_patients
 from gpmil.runs.files import EVIDENCE, LABELS
 from gpmil.runs.judge import NO_PATIENT, estimate_of
@@ -78,6 +78,7 @@ def write(
         section
         for section in (
             *(_read(run), _settings(run), _quality(run), operating.section(run)),
+            grades.section(run.folder, _of_grades(run)),
             *(patients.section(run), _errors(run), _slides(run)),
         )
         if section is not None
@@ -86,6 +87,12 @@ def write(
     title = f"{run.config.get('command', 'run')}: {name}"
     text = page(title, _lead(run), [*sections, _versions(run)], contents=True)
     write_whole(run.folder / REPORT, text.encode())
+
+
+def _of_grades(run: RunContents) -> dict[str, str]:
+    """Metrics of grades as metrics.json has them."""
+    cards = run.judged().get("grades", {}).get("metrics", {})
+    return {name: str(estimate_of(card)) for name, card in cards.items()}
 
 
 def _lead(run: RunContents) -> str:
