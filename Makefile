@@ -68,7 +68,8 @@ format: .venv/.stamp-dev
 	$(BIN)/ruff format
 
 docs: .venv/.stamp-dev
-	$(BIN)/mkdocs build --strict --quiet
+	$(ONE_THREAD) $(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -d site/.doctrees docs site
+	rm -rf site/.doctrees
 
 bench: .venv/.stamp-run
 	$(BIN)/gpmil bench $(ARGS)
@@ -78,7 +79,7 @@ studies: .venv/.stamp-dev
 		echo "$$script"; $(BIN)/python "$$script" $(ARGS); done
 
 clean:
-	rm -rf build dist site demo paper paper-parts .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site docs/_made demo paper paper-parts .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment that is already there is used, not made anew.

@@ -30,13 +30,20 @@ from gpmil.models import BagClassifier
 from gpmil.models.checks import count
 from gpmil.models.graded import GradedClassifier
 from gpmil.runs.data_card import placement
-from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions, repeat_folder
+from gpmil.runs.files import (
+    ATTENTION,
+    METRICS,
+    PATCHES,
+    PREDICTIONS,
+    read_predictions,
+    repeat_folder,
+)
 from gpmil.runs.grades import GRADES, grade_rows
 from gpmil.runs.judge import judge_run
 from gpmil.runs.page import write as write_report
 from gpmil.runs.patient_table import PATIENTS
 from gpmil.runs.patients import asks_for_patients, patient_rows
-from gpmil.runs.predict import PredictionOptions, predict, refer_rule, write_patches
+from gpmil.runs.predict import PredictionOptions, attention, predict, refer_rule, write_patches
 from gpmil.runs.workspace import Workspace, csv_bytes, workspace
 from gpmil.show.report import RESEARCH
 
@@ -144,10 +151,10 @@ def _carry_out(
     held_out = bags[split.test]
     rule = refer_rule(fitted, asked.alpha)
     rows, patches = predict(fitted, held_out, asked, rule)
-    if patches:
-        names = held_out.names.astype(str)
-        for under, chosen in places.items():
-            write_patches(space, names[chosen].tolist(), [patches[i] for i in chosen], under)
+    names = held_out.names.astype(str)
+    for kind, found in ((PATCHES, patches), (ATTENTION, attention(fitted, held_out))):
+        for under, chosen in places.items() if found else ():
+            write_patches(space, names[chosen].tolist(), [found[i] for i in chosen], under, kind)
     if asks_for_patients(model, bags):
         space.finish(_of_patients(split.unit), _placed(patient_rows(fitted, held_out), split))
     if isinstance(fitted, GradedClassifier) and len(fitted.classes_) > 2 and y is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.sparse import csr_array
 
-from gpmil.data import checks, extraction, frames, positions, rows, summary
+from gpmil.data import annotated, checks, extraction, frames, positions, rows, summary
 from gpmil.data.checks import PerBag, PerInstance, listed, offsets_of
 from gpmil.data.classes import Labels
 from gpmil.data.digests import digest
@@ -246,6 +246,38 @@ class Bags:
         # Rows change places, so no graph is taken: named here, Python refuses it in `rest`.
         none: dict[str, Any] = {"adjacency": None, "edges": None}
         return cls(**given, **none, step=step, graph=graph, positive=positive, **rest)
+
+    @classmethod
+    def from_anndata(
+        cls,
+        data: Any,
+        slide: str | None = None,
+        label: str | None = "label",
+        features: str | None = None,
+        coords: str | None = "spatial",
+        group: str | None = None,
+        instance_label: str | None = None,
+        **rest: Any,
+    ) -> "Bags":
+        """A cohort from an AnnData with one row per patch, or a mapping from slides to AnnData.
+
+        As LazySlide's `wsi.fetch.features_anndata` gives them, or tables of SpatialData. `slide`,
+        `label`, `group` and `instance_label` are columns of `obs`; `slide` is guessed, of a mapping
+        it is the key. `features` (default `X`) and `coords` are names in `obsm`. `uns["tile_spec"]`
+        tells the step; the rest is as in the constructor.
+        """
+        given = annotated.read(data, slide, label, features, coords, group, instance_label)
+        rest["metadata"] = given.pop("metadata", {}) | dict(rest.get("metadata") or {})
+        return cls(**given | {"graph": "grid4"} | rest, adjacency=None, edges=None)
+
+    def to_anndata(self, predictions: Any = None, into: Any = None) -> Any:
+        """All patches as an AnnData: `X`, `obs`, `obsm["spatial"]` and the graph.
+
+        `predictions` (of `predict_all`, `predict_instances`, or a table with one row per patch)
+        become columns of `obs`, "gpmil_...". They are added to `into`, what `from_anndata` was
+        given, if it is there.
+        """
+        return annotated.write(self, predictions, into)
 
     # -------------------------------------------------------------- facts
 

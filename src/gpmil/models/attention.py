@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from gpmil.coupling.operator import check_strength
 from gpmil.data.bags import Bags
 from gpmil.models import saved_checks
-from gpmil.models.base import InstancePredictions
+from gpmil.models.base import InstancePredictions, instance_columns
 from gpmil.models.batches import Batch
 from gpmil.models.checks import count, flag, one_of, word_or_number
 from gpmil.models.deep import DeepMIL, NetworkSettings
@@ -153,6 +154,8 @@ class AttentionMIL(AttentionSettings, DeepMIL):
     >>> a = model.attention(bags)
     >>> bool(np.allclose([piece.sum() for piece in bags.split(a)], 1))
     True
+    >>> model.attention_table(bags).columns.tolist()
+    ['bag', 'x', 'y', 'attention', 'times_even']
     """
 
     network_class = AttentionNetwork
@@ -165,6 +168,16 @@ class AttentionMIL(AttentionSettings, DeepMIL):
             self._check_predictable(bags),
             lambda network, batch: network.attention(network.embedding(batch.x), batch),
         )
+
+    def attention_table(self, bags) -> pd.DataFrame:
+        """A table with one row per instance: bag, position where known, and its weight.
+
+        `attention` sums to one over a bag; `times_even` is it times the number of instances: 1 is
+        what each would get if all were alike, so that maps of slides of any size can be compared.
+        """
+        weight = self.attention(bags)
+        even = weight * bags.sizes[bags.bag_index]
+        return pd.DataFrame({**instance_columns(bags), "attention": weight, "times_even": even})
 
     def predict_instances(self, bags) -> InstancePredictions:
         """Refused: an attention weight is not the probability of a label."""

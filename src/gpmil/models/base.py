@@ -57,10 +57,7 @@ class InstancePredictions:
 
     def to_frame(self) -> pd.DataFrame:
         """A table with one row per instance: bag, position where known, and the predictions."""
-        bags = self.bags
-        columns: dict[str, Any] = {"bag": bags.names[bags.bag_index]}
-        if bags.coords is not None:
-            columns |= {axis: bags.coords[:, k] for k, axis in zip(range(3), "xyz"[: _axes(bags)])}
+        columns = instance_columns(self.bags)
         columns |= {"probability": self.probability, "mean": self.mean, "std": self.std}
         columns |= {k: getattr(self, k) for k in OPTIONAL if getattr(self, k) is not None}
         return pd.DataFrame(columns)
@@ -83,8 +80,10 @@ class Predictions:
 OPTIONAL = ("p_value", "flagged", "doubt", "unlike", "novelty")
 
 
-def _axes(bags: Bags) -> int:
-    return 0 if bags.coords is None else bags.coords.shape[1]
+def instance_columns(bags: Bags) -> dict[str, Any]:
+    """The columns that every table of instances begins with: bag, and x, y, z where known."""
+    axes = [] if bags.coords is None else zip("xyz", bags.coords.T)
+    return {"bag": bags.names[bags.bag_index], **dict(axes)}
 
 
 Model = TypeVar("Model", bound="BagClassifier")

@@ -22,6 +22,7 @@ from gpmil.files.foreign import BadFile, read_json, reading
 CARD, FORMAT = "config.json", "gpmil-run"
 PREDICTIONS, LABELS, METRICS = "predictions.csv", "labels.csv", "metrics.json"
 PATCHES, ENDING = "patches", ".csv.gz"
+ATTENTION = "attention"  # weights of patches, beside PATCHES: no probabilities
 MARKS = "marks.jsonl"  # made in the viewer
 LEVEL = 0.9  # of the interval of a slide's probability
 EVIDENCE = ("evidence_patches", "evidence_slide")  # of models with a slide context
@@ -121,9 +122,9 @@ def slide_name(file: Path) -> str:
     return unquote(file.name.removesuffix(ENDING))
 
 
-def patch_path(folder: Path, slide: str, under: str = "") -> Path:
+def patch_path(folder: Path, slide: str, under: str = "", kind: str = PATCHES) -> Path:
     """The table of a slide's patches in a run; `under` is the folder of its coupling or repeat."""
-    return folder / PATCHES / under / patch_file(slide)
+    return folder / kind / under / patch_file(slide)
 
 
 # --- Tables ---------------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ import pandas as pd
 from gpmil.data.bags import Bags
 from gpmil.data.rows import batches
 from gpmil.decide.refer import ReferRule
-from gpmil.models import BagClassifier, InstancePredictions
+from gpmil.models import AttentionMIL, BagClassifier, InstancePredictions
 from gpmil.models.base import Predictions
 from gpmil.models.checks import count, share
 from gpmil.models.fitted import FittedGP
-from gpmil.runs.files import EVIDENCE, LEVEL, coupling_folder, patch_path
+from gpmil.runs.files import ATTENTION, EVIDENCE, LEVEL, PATCHES, coupling_folder, patch_path
 from gpmil.runs.workspace import Workspace, csv_bytes
 
 logger = logging.getLogger("gpmil")
@@ -94,8 +94,10 @@ def predict_in_batches(
             step(f"{unit} of {len(parts)}: from before")
             continue
         step(f"{unit} of {len(parts)}: {len(part)} slides")
-        rows, patches = predict(model, bags[part].in_memory(), asked, rule)
-        write_patches(space, bags.names[part].tolist(), patches, under)
+        here = bags[part].in_memory()
+        rows, patches = predict(model, here, asked, rule)
+        write_patches(space, here.names.tolist(), patches, under)
+        write_patches(space, here.names.tolist(), attention(model, here), under, ATTENTION)
         if not calls:  # the threshold is of another coupling
             rows["call"] = ""
         if coupling:
@@ -155,10 +157,21 @@ def patch_table(found: InstancePredictions) -> pd.DataFrame:
     return frame
 
 
+def attention(model: BagClassifier, bags: Bags) -> list[pd.DataFrame]:
+    """The weights of patches, one table per slide, of a model that has any."""
+    if not isinstance(model, AttentionMIL):
+        return []
+    return bags.split(model.attention_table(bags).drop(columns="bag"))
+
+
 def write_patches(
-    space: Workspace, slides: Sequence[str], tables: Sequence[pd.DataFrame], under: str = ""
+    space: Workspace,
+    slides: Sequence[str],
+    tables: Sequence[pd.DataFrame],
+    under: str = "",
+    kind: str = PATCHES,
 ) -> None:
     """patches/<slide>.csv.gz, or patches/<under>/<slide>.csv.gz; no time stamps inside."""
     for slide, frame in zip(slides, tables):
-        name = patch_path(Path(), str(slide), under)
+        name = patch_path(Path(), str(slide), under, kind)
         space.write(str(name), gzip.compress(csv_bytes(frame), mtime=0))

@@ -8,6 +8,7 @@
     patients.csv            one row per patient, where any has several slides
     patches/<slide>.csv.gz  one row per patch; patches/coupling-<c>/ if there are several couplings,
                             patches/repeat-<k>/ for the later repeats of a cross-validation
+    attention/              as patches/, the weights of a model of attention: no probabilities
     labels.csv              what gpmil evaluate was given in place of the labels that were read
     metrics.json            with intervals by patient, or by slide where no patient is known
     marks.jsonl             marks of patches made in the viewer; taught/, what it saved

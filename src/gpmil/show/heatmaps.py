@@ -159,15 +159,23 @@ def heatmap(
 ) -> Figure:
     """One slide: probabilities (n,) of its patches, and what else is `known`, as in `Layers`.
 
-    coords, step, size : as in `lay_out`
-    limits, std_limits : the scales of probabilities, and of doubt (or of `std`), the same for all
-        slides that are to be compared; default what the values of this slide need
-    beside : whether the truth is also a panel of its own, the first one
-    box : largest width and height of a panel
+    Parameters
+    ----------
+    coords, step, size : positions (n, 2), distance and side of patches
+        As `lay_out` takes them.
+    beside : bool
+        Whether the truth is also a panel of its own, the first one.
+    limits, std_limits : pairs
+        The scales of probabilities, and of doubt (or of `std`), the same for all slides that are
+        to be compared; default what the values of this slide need.
+    box : largest width and height of a panel, in inches
     rate : at which patches were marked
-    uncertainty : doubt has a "panel" of its own, or is "opacity": the less certain the fainter
-    slide : thumbnail: a panel, and in grey beneath the maps; coordinates are level-0 pixels then
-    mpp : microns per unit of the coordinates, for a scale bar; default that of the slide
+    uncertainty : "panel" or "opacity"
+        Doubt has a panel of its own, or the less certain is the fainter.
+    slide : Thumbnail
+        A panel, and in grey beneath the maps; coordinates are level-0 pixels then.
+    mpp : microns per unit of the coordinates
+        For a scale bar; default that of the slide.
     title, about : the slide's name, and lines on it below
     """
     patches = _placed((coords, step, size), slide is None, values, known, (limits, std_limits))
