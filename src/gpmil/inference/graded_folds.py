@@ -2,7 +2,8 @@
 
 As objective.py has it for two classes: the cohort is cut into folds, patients whole, and w_k is
 really fitted to the grades of the other folds. A Newton step from the fit of all bags stays near a
-maximum that the bags left out helped to choose.
+maximum that the bags left out helped to choose. P(Y_b = k) = Q(b_k+1) - Q(b_k), with
+Q(b) = P(all m < b) by one_factor.py, its loadings for patches about the lower of the two.
 """
 
 from dataclasses import dataclass
@@ -13,26 +14,28 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gpmil.inference import leave_grades, leave_out, objective
+from gpmil.inference import objective
 from gpmil.inference import solvers as inference
 from gpmil.inference.folded_cohort import Cohort
-from gpmil.inference.objective import Flat, Held, Settings
+from gpmil.inference.objective import Features, Fits, Settings, Theta
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
+from gpmil.moments import one_factor
 from gpmil.moments.grades import graded
-from gpmil.moments.likelihood import Group
+from gpmil.moments.truncated import log_not
 
 TOLERANCE = 1e-5  # of fits that are only judged
 STEPS = 100
+LEAST = -1e-9  # log Q(b_k) - log Q(b_k+1), two sums: never above
 
 
-class Part(NamedTuple):
-    """The bags of one fold at some settings, one after the other, and their W'H."""
+class At(NamedTuple):
+    """The cohort at some settings, which cut points leave alone."""
 
-    bags: Int[np.ndarray, " b"]
-    H: Float[Tensor, "n M"]
-    group: Group
-    gram: Float[Tensor, "M M"]
+    settings: Settings
+    theta: Theta
+    made: Features
+    R: Float[Tensor, "k M M"]
 
 
 @dataclass
@@ -42,18 +45,18 @@ class GradedFolds:
     cohort: Cohort
     codes: Int[np.ndarray, " B"]
     w: list[Tensor] | None = None
-    made: tuple[Settings, Held, list[Part]] | None = None
+    made: At | None = None
     fitted: list[Problem] | None = None  # the last ones
     curvature: list[Tensor] | None = None  # minus the Hessian there, once it was needed
 
     def scores(self, settings: Settings, cuts: Float[np.ndarray, " k"]) -> Float[np.ndarray, " B"]:
         """log P(Y_b) of every bag under the fit without its fold."""
         with torch.no_grad():
-            held, parts = self._at(settings)
-            problems = self._problems(held, parts, cuts)
+            at = self._at(settings)
+            problems = self._problems(at, cuts)
             self._fit(problems)
             assert self.w is not None
-            return self._judged(held, problems, self.w, cuts)
+            return self._judged(at, problems, self.w, cuts)
 
     def nearby(self, settings: Settings, cuts: Float[np.ndarray, " k"]) -> Float[np.ndarray, " B"]:
         """The same at numbers near the last ones, w from one step with the Hessian of those.
@@ -65,68 +68,72 @@ class GradedFolds:
             if self.curvature is None:
                 found = zip(self.fitted, self.w, strict=True)
                 self.curvature = [inference.collapsed_bound(p, w)[2] for p, w in found]
-            held, parts = self._made(settings)
-            problems = self._problems(held, parts, cuts)
+            at = self._made(settings)
+            problems = self._problems(at, cuts)
             w = [
                 w + inference.ascent(J, inference.rise(problem, w)[1])
                 for problem, w, J in zip(problems, self.w, self.curvature, strict=True)
             ]
-            return self._judged(held, problems, w, cuts)
+            return self._judged(at, problems, w, cuts)
 
     def _judged(
-        self, held: Held, problems: list[Problem], w: list[Tensor], cuts: np.ndarray
+        self, at: At, problems: list[Problem], w: list[Tensor], cuts: np.ndarray
     ) -> Float[np.ndarray, " B"]:
-        out = np.empty(len(self.codes))
-        inverse = [torch.cholesky_inverse(p.chol_R) for p in problems]
-        for batch in self.cohort.batches():
-            bag, k = objective.bag_of(self.cohort, batch, *held), batch.fold
-            S = leave_out.covariance_from(bag, bag.H @ inverse[k] @ bag.H.mT)
-            mu = held.theta.mean + bag.H @ w[k]
-            grade, levels = self._graded(batch.bags, cuts, mu.device)
-            out[batch.bags] = leave_grades.scores(bag, mu, S, grade, levels).cpu().numpy()
-        return out
+        cohort = self.cohort
+        inverse = torch.stack([torch.cholesky_inverse(p.chol_R) for p in problems])
+        m = objective.latent(cohort, at.theta, at.made, Fits(torch.stack(w), inverse, inverse))
+        code = torch.from_numpy(self.codes).to(cohort.device)
+        ends = torch.from_numpy(np.concatenate([cuts, [np.inf]])).to(cohort.device)
+        # the cut that a bag has passed; one of the lowest grade has not passed the first
+        low, high = ends[(code - 1).clamp(min=0)], ends[code]
+        u = objective.loadings(cohort, at.theta, at.made, m, m.mu - low[cohort.row])
+
+        def log_below(cut: Float[Tensor, " B"], some_above: bool) -> Float[Tensor, " B"]:
+            signs = torch.full_like(cohort.labels, some_above)
+            return one_factor.log_labels(
+                m.mu - cut[cohort.row], m.variance, u, cohort.starts, signs
+            )
+
+        top = len(cuts)
+        log_low, above = log_below(low, False), log_below(low, True)
+        log_high = log_below(torch.where(code < top, high, low), False)
+        between = log_high + log_not((log_low - log_high).clamp(max=LEAST))
+        found = torch.where(code == 0, log_low, torch.where(code == top, above, between))
+        return found.cpu().numpy()
 
     def largest(self, settings: Settings, cuts: Float[np.ndarray, " k"]) -> Float[np.ndarray, " B"]:
         """Of every bag the largest mean of its patches under the fit without its fold."""
         with torch.no_grad():
-            held, parts = self._at(settings)
-            self._fit(self._problems(held, parts, cuts))
+            at = self._at(settings)
+            self._fit(self._problems(at, cuts))
             assert self.w is not None
-            out = np.empty(len(self.codes))
-            for part, w in zip(parts, self.w, strict=True):
-                mu = (held.theta.mean + part.H @ w).cpu().numpy()
-                starts = part.group.offsets[:-1].cpu().numpy()
-                out[part.bags] = np.maximum.reduceat(mu, starts)
-        return out
+            mu = np.empty(len(self.cohort.row))
+            for fold, w in zip(self.cohort.folds, self.w, strict=True):
+                mu[fold.rows.cpu()] = (at.theta.mean + at.made.H[fold.rows] @ w).cpu().numpy()
+        return np.maximum.reduceat(mu, self.cohort.offsets[:-1])
 
-    def _at(self, settings: Settings) -> tuple[Held, list[Part]]:
-        """H and R, which cut points leave alone: kept for the last settings."""
-        if self.made is None or self.made[0] != settings:
-            self.made = settings, *self._made(settings)
-        return self.made[1:]
+    def _at(self, settings: Settings) -> At:
+        """Kept for the last settings."""
+        self.made = self._made(settings)
+        return self.made
 
-    def _made(self, settings: Settings) -> tuple[Held, list[Part]]:
-        if self.made is not None and self.made[0] == settings:
-            return self.made[1:]
-        theta = objective.theta_of(settings, self.cohort.inputs.device)
-        held = objective.held_at(self.cohort, theta)
-        return held, parts_of(self.cohort, held)
+    def _made(self, settings: Settings) -> At:
+        if self.made is not None and self.made.settings == settings:
+            return self.made
+        theta = objective.theta_of(settings, self.cohort.device)
+        made = objective.features(self.cohort, theta)
+        return At(settings, theta, made, objective.precisions(self.cohort, theta, made))
 
-    def _problems(
-        self, held: Held, parts: list[Part], cuts: Float[np.ndarray, " k"]
-    ) -> list[Problem]:
+    def _problems(self, at: At, cuts: Float[np.ndarray, " k"]) -> list[Problem]:
         """The problem of all bags but those of each fold."""
-        chunks = [Chunk(p.H, graded(p.group, *self._graded(p.bags, cuts, p.H.device)))
-                  for p in parts]  # fmt: skip
-        total = sum(part.gram for part in parts)
+        made, tau, c = at.made, float(at.theta.slide_effect), float(at.theta.mean)
+        levels = torch.from_numpy(cuts).to(self.cohort.device)
         problems = []
-        for k, part in enumerate(parts):
-            R = torch.eye(len(part.gram)).to(part.gram) + total - part.gram
-            R = (R + R.mT) / 2
-            others = [chunk for j, chunk in enumerate(chunks) if j != k]
-            n = sum(len(chunk.H) for chunk in others)
-            factor = torch.linalg.cholesky(R)
-            problems.append(Problem(others, R, factor, float(held.theta.mean), n, 0.0))
+        for k, (others, R) in enumerate(zip(self.cohort.others, at.R, strict=True)):
+            group = objective.group_of(others, made.noise[others.rows].sqrt(), tau)
+            grade = torch.from_numpy(self.codes[self.cohort.fold != k]).to(self.cohort.device)
+            chunk = Chunk(made.H[others.rows], graded(group, grade, levels))
+            problems.append(Problem([chunk], R, torch.linalg.cholesky(R), c, len(chunk.H), 0.0))
         return problems
 
     def _fit(self, problems: list[Problem]) -> None:
@@ -137,32 +144,3 @@ class GradedFolds:
             for problem, start in zip(problems, starts, strict=True)
         ]
         self.fitted, self.curvature = problems, None
-
-    def _graded(
-        self, bags: Int[np.ndarray, " b"], cuts: np.ndarray, device: torch.device
-    ) -> tuple[Int[Tensor, " b"], Float[Tensor, " k"]]:
-        return torch.from_numpy(self.codes[bags]).to(device), torch.from_numpy(cuts).to(device)
-
-
-def parts_of(cohort: Cohort, held: Held) -> list[Part]:
-    """H and W'H of every fold."""
-    flats: list[list[Flat]] = [[] for _ in range(cohort.n_folds)]
-    bags: list[list[np.ndarray]] = [[] for _ in flats]
-    gram = [torch.zeros(()) for _ in flats]
-    for batch in cohort.batches():
-        bag, k = objective.bag_of(cohort, batch, *held, with_K=False), batch.fold
-        gram[k] = gram[k].to(bag.H) + bag.W.flatten(0, 1).mT @ bag.H.flatten(0, 1)
-        flats[k].append(Flat.of(bag))
-        bags[k].append(batch.bags)
-    tau = float(held.theta.slide_effect)
-    return [
-        Part(np.concatenate(own), *_joined(some, tau), G)
-        for own, some, G in zip(bags, flats, gram, strict=True)
-    ]
-
-
-def _joined(some: list[Flat], tau: float) -> tuple[Float[Tensor, "n M"], Group]:
-    columns = list(zip(*some, strict=True))
-    H, deviation, sizes, positive = (torch.cat(column) for column in columns[:4])
-    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    return H, Group(deviation, offsets, positive, None, slice(0, len(H)), effect=tau)

@@ -158,11 +158,9 @@ class Fits(NamedTuple):
 def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
     """Without each fold: the bags of all others as solvers take them."""
     tau, c = float(theta.slide_effect), float(theta.mean)
-    gram = torch.stack([gram_of(made.W[f.rows], made.H[f.rows], f, tau) for f in cohort.folds])
-    R = torch.eye(gram.shape[-1]).to(gram) + gram.sum(0) - gram
-    R = (R + R.mT) / 2
+    R = precisions(cohort, theta, made)
     chunks = [
-        Chunk(made.H[f.rows], patches(_group(f, made.noise[f.rows].sqrt(), tau)))
+        Chunk(made.H[f.rows], patches(group_of(f, made.noise[f.rows].sqrt(), tau)))
         for f in cohort.others
     ]
     return [
@@ -171,7 +169,15 @@ def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
     ]
 
 
-def _group(fold: Fold, sigma: Float[Tensor, " n"], tau: float | Tensor) -> Group:
+def precisions(cohort: Cohort, theta: Theta, made: Features) -> Float[Tensor, "k M M"]:
+    """R_k = I + sum W'H over the bags of all folds but k."""
+    tau = float(theta.slide_effect)
+    gram = torch.stack([gram_of(made.W[f.rows], made.H[f.rows], f, tau) for f in cohort.folds])
+    R = torch.eye(gram.shape[-1]).to(gram) + gram.sum(0) - gram
+    return (R + R.mT) / 2
+
+
+def group_of(fold: Fold, sigma: Float[Tensor, " n"], tau: float | Tensor) -> Group:
     """As likelihoods take the bags; no precision, which the direct solver does not ask for."""
     rows = slice(0, len(sigma))
     return Group(sigma, fold.offsets, fold.positive, None, rows, effect=tau, known=fold.known)
@@ -234,25 +240,46 @@ def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:
 # --- The score -----------------------------------------------------------------------------------
 
 
-def scores(cohort: Cohort, theta: Theta, made: Features, fits: Fits) -> Float[Tensor, " B"]:
-    """log p(y_b) of every bag under the fit without its fold."""
-    row, H, strength = cohort.row, made.H, theta.coupling
-    common = made.common.index_select(0, row)
+class Latent(NamedTuple):
+    """m of every instance under the fit without its fold: mean and variance, and H R_k^-1."""
+
+    mu: Float[Tensor, " N"]
+    variance: Float[Tensor, " N"]
+    HR: Float[Tensor, "N M"]
+
+
+def latent(cohort: Cohort, theta: Theta, made: Features, fits: Fits) -> Latent:
+    """mu = c + H w_k, and S_ii."""
     parts = [(made.H[f.rows] @ w, made.H[f.rows] @ R) for f, w, R in zip(cohort.folds, *fits[:2])]
     rows = torch.cat([fold.rows for fold in cohort.folds])
     mu, HR = (torch.zeros_like(x).index_copy(0, rows, x) for x in map(torch.cat, zip(*parts)))
-    mu = theta.mean + mu
-    # S_ii
-    variance = made.noise + made.spread + (HR * H).sum(1) + common
-    g = one_factor.weights(mu, variance)
+    common = made.common.index_select(0, cohort.row)
+    variance = made.noise + made.spread + (HR * made.H).sum(1) + common
+    return Latent(theta.mean + mu, variance, HR)
+
+
+def loadings(
+    cohort: Cohort, theta: Theta, made: Features, m: Latent, mu: Float[Tensor, " N"]
+) -> Float[Tensor, " N"]:
+    """u of one_factor.py, for what happens where `mu` is near zero: m.mu, or above a cut point."""
+    row, strength = cohort.row, theta.coupling
+    g = one_factor.weights(mu, m.variance)
     # S_o g = (S - diag(Sigma)) g, S = Sigma + Sigma diag(r) Sigma + H R^-1 H' + common 11'
     smooth = cohort.spectra.apply(g[:, None], strength)
     again = cohort.spectra.apply(made.residual[:, None] * smooth, strength)[:, 0]
-    pulled = (HR * _totals(H * g[:, None], cohort.starts).index_select(0, row)).sum(1)
-    total = _totals(g[:, None], cohort.starts)[:, 0].index_select(0, row)
-    shared = smooth[:, 0] - made.noise * g + again + pulled + common * total
-    u = one_factor.loadings(shared, g, variance, row, cohort.n_bags)
-    return one_factor.log_labels(mu, variance, u, cohort.starts, cohort.labels, cohort.told)
+    pulled = _totals(made.H * g[:, None], cohort.starts).index_select(0, row)
+    total = _totals(g[:, None], cohort.starts)[:, 0] * made.common
+    shared = smooth[:, 0] - made.noise * g + again + (m.HR * pulled).sum(1)
+    shared = shared + total.index_select(0, row)
+    return one_factor.loadings(shared, g, m.variance, row, cohort.n_bags)
+
+
+def scores(cohort: Cohort, theta: Theta, made: Features, fits: Fits) -> Float[Tensor, " B"]:
+    """log p(y_b) of every bag under the fit without its fold."""
+    m = latent(cohort, theta, made, fits)
+    u = loadings(cohort, theta, made, m, m.mu)
+    bags = (cohort.starts, cohort.labels, cohort.told)
+    return one_factor.log_labels(m.mu, m.variance, u, *bags)
 
 
 def left_out(
@@ -351,7 +378,7 @@ def _through_fits(
     for k, others in enumerate(cohort.others):
         H = held.H[others.rows]
         sigma = held.noise[others.rows].sqrt()
-        likelihood = patches(_group(others, sigma, theta.slide_effect))
+        likelihood = patches(group_of(others, sigma, theta.slide_effect))
         gamma = likelihood.curvature(theta.mean + H @ fits.w[k])[0]
         ((H @ v[k]) * gamma).sum().backward()
     whole = (R_bar + R_bar.mT).sum(0) / 2

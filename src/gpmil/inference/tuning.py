@@ -219,7 +219,10 @@ class Search:
         self._spend(1)
         point = torch.from_numpy(z)
         settings = Settings(*self.space.settings(point).tolist())
-        scores, fits = left_out(self.cohort, settings)
+        try:
+            scores, fits = left_out(self.cohort, settings)
+        except torch.linalg.LinAlgError:  # no number
+            return FAILED
         return self._note(settings, scores, self.space.log_prior(point), fits)
 
     def slopes(self, z: Float[np.ndarray, " k"]) -> tuple[float, Float[np.ndarray, " k"]]:
@@ -230,7 +233,10 @@ class Search:
             moved = self.space.settings(point)
             prior = self.space.log_prior(point)
             settings = Settings(*moved.tolist())
-            scores, by_setting, fits, _ = gradient(self.cohort, settings, self.fits)
+            try:
+                scores, by_setting, fits, _ = gradient(self.cohort, settings, self.fits)
+            except torch.linalg.LinAlgError:  # no number
+                return FAILED, np.full_like(z, np.nan)
             slope = moved @ torch.tensor(by_setting, dtype=torch.float64)
             (slope + prior / len(self.cohort.positive)).backward()
         slopes = collected(point).numpy()
