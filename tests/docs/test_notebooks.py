@@ -1,13 +1,14 @@
 """The tutorials run from beginning to end, show their pictures, and say what is true."""
 
 import json
+from pathlib import Path
 
 import notebooks
 import numpy as np
 import pytest
-from conftest import ROOT
 from sklearn.metrics import roc_auc_score
 
+ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 PNG = b"\x89PNG\r\n"
 

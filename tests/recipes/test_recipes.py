@@ -3,13 +3,14 @@
 import json
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
 from packaging.requirements import Requirement
 from typer.main import get_command
 
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DOCKERFILE = (ROOT / "packaging" / "Dockerfile").read_text(encoding="utf-8")
 APPTAINER = (ROOT / "packaging" / "gpmil.def").read_text(encoding="utf-8")

@@ -279,8 +279,6 @@ class Bags:
         """
         return annotated.write(self, predictions, into)
 
-    # -------------------------------------------------------------- facts
-
     @property
     def sizes(self) -> PerBag:
         """Number of instances of each bag, (B,)."""
@@ -361,8 +359,6 @@ class Bags:
             self._store(_digests=found)
         return found
 
-    # -------------------------------------------------------------- a sequence of bags
-
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -427,8 +423,6 @@ class Bags:
         other = object.__new__(type(self))
         other._store(**self.__dict__ | fields)
         return other
-
-    # -------------------------------------------------------------- immutability
 
     def _store(self, **fields: Any) -> None:
         for name, value in fields.items():
