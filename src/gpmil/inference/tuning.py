@@ -70,12 +70,12 @@ WEIGHT_WIDTH = 0.5  # of the logarithms of the columns' weights
 FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 2  # fits' worth of work in one value with its gradient
 BEND = 0.05  # of the score, at most, per unit of z squared: before anything is known of it
-ENOUGH = 1.5e-3  # of the score: what a step must promise; less is noise, and maps suffer
+ENOUGH = 1e-3  # of the score: what a step must promise; less is noise, and maps suffer
 PILOT_ROWS, PILOT_POINTS = 4_000, 100  # instances and inducing points of a pilot
 PILOT_BAGS = 30  # at least, if there are as many
 SMALL = 2**19  # numbers in H up to which a cohort is its own pilot
 # values with gradient on the whole cohort: as many as go through so many numbers of H
-LAST, LEAST_LAST, MOST_LAST = 2**23, 2, 3
+LAST, LEAST_LAST, MOST_LAST = 2**23, 2, 4
 FIRST_ON_ALL = 0.5  # the longest first step there
 
 
