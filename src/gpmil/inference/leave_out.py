@@ -138,19 +138,6 @@ def curvature(bag: Bag, mu: Float[Tensor, "b p"]) -> Curvature:
     return Curvature(*(spread(bag, x) for x in (gamma, A.diagonal, A.left, A.right)))
 
 
-def gammas(bag: Bag, mu: Float[Tensor, "k b p"]) -> Float[Tensor, "k b p"]:
-    """gamma at several mu: as if each bag were there so many times."""
-    copies, mask = len(mu), bag.mask.repeat(len(mu), 1)
-    deviation = bag.sigma.diagonal(dim1=-2, dim2=-1).sqrt()[bag.mask].repeat(copies)
-    sizes = mask.sum(-1)
-    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    known = None if bag.known is None else bag.known[bag.mask].repeat(copies)
-    positive, rows = bag.positive.repeat(copies), slice(0, len(deviation))
-    group = Group(deviation, offsets, positive, None, rows, effect=bag.effect, known=known)
-    found = taught.patches(group).curvature(mu.flatten(0, 1)[mask])[0]
-    return torch.zeros_like(mu.flatten(0, 1)).masked_scatter(mask, found).view_as(mu)
-
-
 def mean_direct(bag: Bag, at: Optimum) -> Float[Tensor, "b p"]:
     """mu_b at the maximum of the bound without bag b: J is the Hessian of minus the bound."""
     mu = at.c + bag.H @ at.w
@@ -241,7 +228,7 @@ def label_scores(
 def smooth_scores(
     bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"]
 ) -> Float[Tensor, " b"]:
-    """As `scores` by plain EP, which can be differentiated; no correction, no sampling."""
+    """As `scores` by plain EP; no correction, no sampling."""
     log_p = smooth_orthant.log_orthant_ep(mu, S, bag.mask, bag.effect)
     return _with_told(bag, mu, S, torch.where(bag.positive, log_not(log_p), log_p), log_p)[0]
 
