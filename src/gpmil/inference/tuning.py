@@ -70,7 +70,7 @@ WEIGHT_WIDTH = 0.5  # of the logarithms of the columns' weights
 FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 2  # fits' worth of work in one value with its gradient
 BEND = 0.05  # of the score, at most, per unit of z squared: before anything is known of it
-ENOUGH = 1e-3  # of the score: what a step must promise; less is noise, and maps suffer
+ENOUGH = 2e-4  # of the score, per number that is learned: a step that promises less is noise
 PILOT_ROWS, PILOT_POINTS = 4_000, 100  # instances and inducing points of a pilot
 PILOT_BAGS = 30  # at least, if there are as many
 SMALL = 2**19  # numbers in H up to which a cohort is its own pilot
@@ -284,7 +284,7 @@ def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> 
     hill = Hill(found.slopes, found.space.bounds, bend + prior, first)
     with contextlib.suppress(Spent):
         if found.space.learned:
-            hill.climb(begin, ENOUGH)
+            hill.climb(begin, ENOUGH * len(begin))
     found.bend = hill.B - prior
 
 
