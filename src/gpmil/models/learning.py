@@ -150,7 +150,8 @@ def learn(
     ends = [search for search in (best, *rivals) if search.trace]
     if small is not made:
         whole = made.with_kernel(best.cohort.kernel)
-        ends = [tuning.finished(search, whole) for search in ends]
+        # where no value on the whole cohort is a number, the pilot has the last word
+        ends = [e for e in (tuning.finished(s, whole) for s in ends) if e.trace] or [best]
     kept = ends[0].best
     if spare is not None and len(ends) == 2:
         kept = simpler.needed(spare, *(ends[::-1] if add else ends))
