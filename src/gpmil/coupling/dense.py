@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpmil.coupling.part import Kernel
+from gpmil.coupling.part import Halved, Kernel
 from gpmil.coupling.precision import Edges, Offsets, bags_block, instance_rows
 
 WIDEST = 64  # entries in a row of the envelope, on average: above it LAPACK is quicker
+NARROW = 8  # columns below which a product with Sigma is quicker than the envelope
 
 
 class Dense:
@@ -29,9 +30,10 @@ class Dense:
         mask: Bool[Tensor, "b p"],
         sigma: Float[Tensor, "b p p"],
         logdet: Float[Tensor, " b"],
+        factor: "Factor | None" = None,
     ):
         self.bags, self.rows, self.mask = bags, rows, mask
-        self.sigma, self._logdet = sigma, logdet
+        self.sigma, self._logdet, self._factor = sigma, logdet, factor
 
     @classmethod
     def of(
@@ -39,10 +41,12 @@ class Dense:
     ) -> "Dense":
         """Of some bags of a cohort, where its edges are."""
         places = Places.of(edges, offsets, bags)
-        found = _from_envelope(edges, places, strength)
-        if found is None:
+        factor = Factor.of(edges, places, strength)
+        if factor is None:
             found = inverted(places.precision(edges, strength))
-        return cls(bags, places.rows, places.mask, *found)
+        else:
+            found = factor.inverted(*places.mask.shape)
+        return cls(bags, places.rows, places.mask, *found, factor)
 
     def pad(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "b p k"]:
         """The bags side by side, zeros where a bag is shorter."""
@@ -51,8 +55,16 @@ class Dense:
         return out
 
     def apply(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """Sigma x, one batched product."""
-        return (self.sigma @ self.pad(x))[self.mask]
+        """Sigma x: from the envelope, or one batched product."""
+        halved = self.halved(x)
+        return (self.sigma @ self.pad(x))[self.mask] if halved is None else halved[1]
+
+    def halved(self, x: Float[Tensor, "n k"]) -> Halved | None:
+        """V with V'V = x'Sigma x, and Sigma x."""
+        if self._factor is None or x.requires_grad or x.dtype != torch.float64:
+            return None
+        # columns side by side, or the loops have nothing to do at a time
+        return self._factor.smooth(x) if x.is_contiguous() and x.shape[1] >= NARROW else None
 
     def diagonal(self) -> Float[Tensor, " n"]:
         """diag Sigma."""
@@ -135,20 +147,37 @@ class Places(NamedTuple):
 # --- Compiled -------------------------------------------------------------------------------------
 
 
-def _from_envelope(
-    edges: Edges, places: Places, strength: float
-) -> tuple[Float[Tensor, "b p p"], Float[Tensor, " b"]] | None:
-    """As `inverted`, by compiled loops; None without Numba, on a GPU, or where rows are wide."""
-    loops = None if edges.start.is_cuda else _loops()
-    if loops is None:
-        return None
-    graph, bags = [x.numpy() for x in edges], [x.numpy() for x in places[:2]]
-    if loops.entries(*graph[:2], *bags) > WIDEST * len(places.rows):
-        return None
-    b, p = places.mask.shape
-    sigma = np.zeros((b, p, p))
-    logdet = loops.invert(*graph, *bags, strength, sigma)
-    return torch.from_numpy(sigma), torch.from_numpy(logdet)
+class Factor(NamedTuple):
+    """L in P = L L' of some bags, by compiled loops (envelope.py)."""
+
+    low: Int[np.ndarray, " n"]  # the first column of every row, within its bag
+    at: Int[np.ndarray, " n1"]  # where the row begins in L
+    L: Float[np.ndarray, " e"]
+    size: Int[np.ndarray, " b"]  # of the bags
+
+    @classmethod
+    def of(cls, edges: Edges, places: Places, strength: float) -> "Factor | None":
+        """None without Numba, on a GPU, or where rows are wide."""
+        loops = None if edges.start.is_cuda else _loops()
+        if loops is None:
+            return None
+        graph, bags = [x.numpy() for x in edges], [x.numpy() for x in places[:2]]
+        entries = loops.entries(*graph[:2], *bags)
+        if entries > WIDEST * len(places.rows):
+            return None
+        return cls(*loops.factor(*graph, *bags, strength, entries), bags[1])
+
+    def inverted(self, b: int, p: int) -> tuple[Float[Tensor, "b p p"], Float[Tensor, " b"]]:
+        """Sigma padded to p places, and log|Sigma|."""
+        sigma = np.zeros((b, p, p))
+        logdet = _loops().invert(*self, sigma)
+        return torch.from_numpy(sigma), torch.from_numpy(logdet)
+
+    def smooth(self, x: Float[Tensor, "n k"]) -> Halved:
+        """L^-1 x and Sigma x."""
+        V, H = x.numpy().copy(), np.empty(x.shape)
+        _loops().smooth(*self, V, H)
+        return torch.from_numpy(V), torch.from_numpy(H)
 
 
 @functools.cache

@@ -30,89 +30,128 @@ def entries(start, column, first, size):
 
 @njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
 @no_type_check
-def invert(start, column, weight, degree, first, size, strength, sigma):
-    """Write Sigma_b into the zeros of sigma, unit rows behind it; log|Sigma_b| of every bag.
+def factor(start, column, weight, degree, first, size, strength, n_entries):
+    """L in P = L L' of some bags, one after the other.
 
     `start`, `column`, `weight` and `degree` are the neighbours of the whole cohort, `first` and
-    `size` the rows of the bags.
+    `size` the rows of the bags. Back come the first column of every row (counted within its bag),
+    where the row begins in L, and L.
     """
-    logdet = np.empty(len(first))
+    rows = size.sum()
+    low, at, L = np.empty(rows, np.int64), np.zeros(rows + 1, np.int64), np.zeros(n_entries)
+    row = 0
     for b in range(len(first)):
+        for i in range(size[b]):
+            own = first[b] + i
+            low[row + i] = i
+            for k in range(start[own], start[own + 1]):
+                low[row + i] = min(low[row + i], column[k] - first[b])
+            at[row + i + 1] = at[row + i] + i - low[row + i] + 1
+            line = L[at[row + i] : at[row + i + 1]]
+            # P = I + lambda (diag(A 1) - A)
+            for k in range(start[own], start[own + 1]):
+                j = column[k] - first[b]
+                if j < i:
+                    line[j - low[row + i]] -= strength * weight[k]
+            line[i - low[row + i]] += 1 + strength * degree[own]
+            _eliminate(low, at, L, row, i)
+        row += size[b]
+    return low, at, L
+
+
+@njit(fastmath=FUSED, error_model="numpy")
+@no_type_check
+def _eliminate(low, at, L, row, i):
+    """Row i of P becomes that of L: L_ij = (P_ij - sum_k L_ik L_jk) / L_jj."""
+    mine, line = low[row + i], L[at[row + i] : at[row + i + 1]]
+    for j in range(mine, i + 1):
+        theirs, other = low[row + j], L[at[row + j] : at[row + j + 1]]
+        total = line[j - mine]
+        for k in range(max(mine, theirs), j):
+            total -= line[k - mine] * other[k - theirs]
+        line[j - mine] = total / other[j - theirs] if j < i else np.sqrt(total)
+
+
+@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@no_type_check
+def invert(low, at, L, size, sigma):
+    """Write Sigma_b into the zeros of sigma, unit rows behind it; log|Sigma_b| of every bag."""
+    logdet = np.empty(len(size))
+    row = 0
+    for b in range(len(size)):
         n, S = size[b], sigma[b]
-        low, at, L = _factor(start, column, weight, degree, first[b], n, strength)
         total = 0.0
         for i in range(n):
-            total -= 2 * np.log(L[at[i] + i - low[i]])
+            total -= 2 * np.log(L[at[row + i + 1] - 1])
         logdet[b] = total
-        _forward(low, at, L, S)
-        _backward(low, at, L, S)
+        # L^-1, which is lower triangular
+        for i in range(n):
+            S[i, i] = 1.0
+            _forward(low, at, L, row, i, S, True)
+        # the lower half of Sigma = L^-T L^-1, then the other one
+        for i in range(n - 1, -1, -1):
+            _backward(low, at, L, row, i, S, True)
+        for i in range(n):
+            for c in range(i):
+                S[c, i] = S[i, c]
         for i in range(n, len(S)):
             S[i, i] = 1.0
+        row += n
     return logdet
 
 
 @njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
 @no_type_check
-def _factor(start, column, weight, degree, first, n, strength):
-    """L in P = L L': the first column of every row, where the row begins in L, and L."""
-    low, at = np.empty(n, np.int64), np.empty(n + 1, np.int64)
-    at[0] = 0
-    for i in range(n):
-        low[i] = i
-        for k in range(start[first + i], start[first + i + 1]):
-            low[i] = min(low[i], column[k] - first)
-        at[i + 1] = at[i] + i - low[i] + 1
-    L = np.zeros(at[n])
-    for i in range(n):
-        row = L[at[i] : at[i + 1]]
-        # P = I + lambda (diag(A 1) - A)
-        for k in range(start[first + i], start[first + i + 1]):
-            j = column[k] - first
-            if j < i:
-                row[j - low[i]] -= strength * weight[k]
-        row[i - low[i]] += 1 + strength * degree[first + i]
-        for j in range(low[i], i + 1):
-            # L_ij = (P_ij - sum_k L_ik L_jk) / L_jj
-            begin = max(low[i], low[j])
-            other = L[at[j] : at[j + 1]]
-            total = row[j - low[i]]
-            for k in range(begin, j):
-                total -= row[k - low[i]] * other[k - low[j]]
-            row[j - low[i]] = total / other[j - low[j]] if j < i else np.sqrt(total)
-    return low, at, L
+def smooth(low, at, L, size, V, H):
+    """V = W becomes L^-1 W, and H = Sigma W = L^-T V; rows as in L, columns side by side."""
+    row = 0
+    for b in range(len(size)):
+        own, out = V[row : row + size[b]], H[row : row + size[b]]
+        for i in range(size[b]):
+            _forward(low, at, L, row, i, own, False)
+        out[:] = own
+        for i in range(size[b] - 1, -1, -1):
+            _backward(low, at, L, row, i, out, False)
+        row += size[b]
 
 
-@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, error_model="numpy")
 @no_type_check
-def _forward(low, at, L, S):
-    """S becomes L^-1, which is lower triangular."""
-    for i in range(len(low)):
-        row = S[i, : i + 1]
-        row[i] = 1.0
-        for j in range(low[i], i):
-            _less(row, L[at[i] + j - low[i]], S[j, : j + 1])
-        scale = 1 / L[at[i] + i - low[i]]
-        for c in range(i + 1):
-            row[c] *= scale
+def _forward(low, at, L, row, i, S, lower):
+    """Row i of L^-1 S, those before it done; `lower`: S is zero above its diagonal and stays so."""
+    begin = at[row + i] - low[row + i]
+    line = _of(S, i, lower)
+    for j in range(low[row + i], i):
+        _less(line, L[begin + j], _of(S, j, lower))
+    _scale(line, 1 / L[begin + i])
 
 
-@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, error_model="numpy")
 @no_type_check
-def _backward(low, at, L, S):
-    """S = L^-1 becomes Sigma = L^-T L^-1: its lower half, then the other one."""
-    for i in range(len(low) - 1, -1, -1):
-        row = S[i, : i + 1]
-        scale = 1 / L[at[i] + i - low[i]]
-        for c in range(i + 1):
-            row[c] *= scale
-        for j in range(low[i], i):
-            _less(S[j, : j + 1], L[at[i] + j - low[i]], row)
-    for i in range(len(low)):
-        for c in range(i):
-            S[c, i] = S[i, c]
+def _backward(low, at, L, row, i, S, lower):
+    """Row i of L^-T S, those behind it done, taken out of the rows before it."""
+    begin = at[row + i] - low[row + i]
+    line = _of(S, i, lower)
+    _scale(line, 1 / L[begin + i])
+    for j in range(low[row + i], i):
+        _less(_of(S, j, lower), L[begin + j], line)
 
 
-@njit(nogil=True, fastmath=FUSED, error_model="numpy")
+@njit(error_model="numpy")
+@no_type_check
+def _of(S, i, lower):
+    """Row i, as far as the diagonal or all of it."""
+    return S[i, : i + 1] if lower else S[i, :]
+
+
+@njit(error_model="numpy")
+@no_type_check
+def _scale(row, factor):
+    for c in range(len(row)):
+        row[c] *= factor
+
+
+@njit(fastmath=FUSED, error_model="numpy")
 @no_type_check
 def _less(row, factor, other):
     """row -= factor other, as far as the shorter of them goes."""

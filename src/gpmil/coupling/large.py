@@ -27,6 +27,9 @@ class _OneBag:
         """Sigma x."""
         raise NotImplementedError
 
+    def halved(self, x: Float[Tensor, "n k"]) -> None:
+        """Not at hand."""
+
     def columns(self, every: int = 1) -> Iterator[tuple[slice, Float[Tensor, "n k"]]]:
         """Sigma, some columns at a time: n x n is never held."""
         n = len(self.rows)

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+Halved = tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]  # V with V'V = x'Sigma x, and Sigma x
+
 
 @runtime_checkable
 class Kernel(Protocol):
@@ -28,6 +30,9 @@ class Part(Protocol):
 
     def apply(self, x: Tensor) -> Tensor:
         """Sigma x for a block of vectors x (n, k)."""
+
+    def halved(self, x: Tensor) -> Halved | None:
+        """V with V'V = x'Sigma x, and Sigma x; None where V is not at hand."""
 
     def diagonal(self) -> Tensor:
         """The exact diagonal of Sigma, (n,)."""
@@ -51,6 +56,10 @@ class Identity:
     def apply(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Sigma x = x."""
         return x
+
+    def halved(self, x: Float[Tensor, "n k"]) -> Halved:
+        """V = x."""
+        return x, x
 
     def diagonal(self) -> Float[Tensor, " n"]:
         """Ones."""

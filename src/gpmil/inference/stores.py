@@ -23,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gpmil.coupling import operator as coupling
+from gpmil.fast import products
 from gpmil.fast.lanes import in_lanes
 from gpmil.fast.memory import free_memory
 from gpmil.inference.pieces import Chunk, Piece
@@ -63,14 +64,17 @@ class Source:
 
     def smoothed(
         self, part: coupling.Part, x: Float[Tensor, "n d"], sizes: Int[Tensor, " b"]
-    ) -> tuple[Float[Tensor, "n M"], Float[Tensor, "n M"]]:
-        """W and H = Sigma W of one part of the coupling; `sizes` are those of its bags."""
+    ) -> tuple[Float[Tensor, "n M"], Float[Tensor, "n M"], Float[Tensor, "M M"]]:
+        """W, H = Sigma W and W'H of one part of the coupling; `sizes` are those of its bags."""
         W = self.gp.whiten(x)
+        halved = None if self.gp.context is not None else part.halved(W)
+        if halved is not None:
+            return W, halved[1], products.gram(halved[0])
         H = part.apply(W)
-        if self.gp.context is None:
-            return W, H
-        v = self.gp.context.columns(x, sizes)  # Sigma 1 v' = 1 v'
-        return torch.cat([W, v], 1), torch.cat([H, v], 1)
+        if self.gp.context is not None:
+            v = self.gp.context.columns(x, sizes)  # Sigma 1 v' = 1 v'
+            W, H = torch.cat([W, v], 1), torch.cat([H, v], 1)
+        return W, H, W.mT @ H
 
 
 class Gathered(NamedTuple):
@@ -96,8 +100,8 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
             part = make()
             x = source.inputs(part.rows)
             sizes = torch.from_numpy(np.diff(source.offsets)[part.bags]).to(source.device)
-            W, H = source.smoothed(part, x, sizes)
-            gram += W.mT @ H
+            W, H, own = source.smoothed(part, x, sizes)
+            gram += own
             sigma[part.rows] = part.diagonal().sqrt()
             trace += part.trace(x, source.gp.kernel, every)
             if source.gp.context is not None:  # tr(Sigma 11') = n

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpmil.coupling import operator as coupling
-from gpmil.fast import compiled
+from gpmil.fast import compiled, products
 
 # (W, H) -> W'X H for some X of n x n with a block per bag, X itself never formed
 Product = Callable[[Float[Tensor, "n M"], Float[Tensor, "n M"]], Float[Tensor, "M M"]]
@@ -145,7 +145,11 @@ class LowRank:
 
     def __call__(self, W: Float[Tensor, "n M"], H: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:
         """W'X H, multiplied in the dtype of H."""
-        out = (W.mT @ (stored_like(self.diagonal, H)[:, None] * H)).double()
+        weights = stored_like(self.diagonal, H)
+        if W is H:
+            out = products.weighted_gram(H, weights)
+        else:
+            out = (W.mT @ (weights[:, None] * H)).double()
         of_H = self._per_bag(self.right, H)
         if W is H and self.signs is not None:
             of_W = self.signs.mT.reshape(-1, 1) * of_H
