@@ -308,26 +308,18 @@ def finished(found: Search) -> Search:
     return found
 
 
-def fewer_points(cohort: Cohort, seed: int) -> Cohort:
-    """All bags with some of the inducing points; a small cohort keeps all of them."""
-    N, M = cohort.offsets[-1], len(cohort.inducing)
-    if N * M <= SMALL or M <= PILOT_POINTS:
-        return cohort
-    points = np.sort(np.random.default_rng(seed).permutation(M)[:PILOT_POINTS])
-    return replace(cohort, inducing=cohort.inducing[torch.from_numpy(points).to(cohort.device)])
-
-
 def pilot(cohort: Cohort, seed: int) -> Cohort:
-    """Some of the bags, of every fold and class their share; a small cohort is its own pilot."""
+    """Some of the bags, of every fold and class their share, and of the inducing points."""
     N, M = cohort.offsets[-1], len(cohort.inducing)
-    share = min(1.0, max(PILOT_ROWS / N, PILOT_BAGS / cohort.n_bags))
-    if N * M <= SMALL or share == 1:
+    if N * M <= SMALL:
         return cohort
     rng = np.random.default_rng(seed)
+    share = min(1.0, max(PILOT_ROWS / N, PILOT_BAGS / cohort.n_bags))
     kinds = 2 * cohort.fold + cohort.positive
     alike = [rng.permutation(np.flatnonzero(kinds == kind)) for kind in np.unique(kinds)]
     bags = [bags[: math.ceil(share * len(bags))] for bags in alike]
-    return cohort.some(np.sort(np.concatenate(bags)), np.arange(M))
+    points = np.sort(rng.permutation(M)[:PILOT_POINTS])
+    return cohort.some(np.sort(np.concatenate(bags)), points)
 
 
 def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np.ndarray, " k"]]:
