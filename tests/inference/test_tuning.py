@@ -127,7 +127,7 @@ def test_the_fit_is_that_of_the_model(bags, Z, kernel):
 
 
 def problems(cohort, point):
-    theta = objective.theta_of(point, "cpu")
+    cohort, theta = cohort.in_folds, objective.theta_of(point, "cpu")
     return objective.problems(cohort, theta, objective.features(cohort, theta))
 
 

@@ -107,10 +107,9 @@ class GradedFolds:
             at = self._at(settings)
             self._fit(self._problems(at, cuts))
             assert self.w is not None
-            mu = np.empty(len(self.cohort.row))
-            for fold, w in zip(self.cohort.folds, self.w, strict=True):
-                mu[fold.rows.cpu()] = (at.theta.mean + at.made.H[fold.rows] @ w).cpu().numpy()
-        return np.maximum.reduceat(mu, self.cohort.offsets[:-1])
+            own = zip(self.cohort.folds, self.w, strict=True)
+            mu = self.cohort.placed([at.made.H[fold.rows] @ w for fold, w in own])
+        return np.maximum.reduceat((at.theta.mean + mu).cpu().numpy(), self.cohort.offsets[:-1])
 
     def _at(self, settings: Settings) -> At:
         """Kept for the last settings."""

@@ -10,12 +10,14 @@ the bound has several. Of the bags of fold k
 and log p(y_b) is that of one_factor.py, which asks for the diagonal of S and one product S g. The
 residual K - W W' counts by its diagonal r alone, so that nothing is larger than N x M:
 
-    S_ii = Sigma_ii + (Sigma^2)_ii (Sigma r)_i + H_i R_k^-1 H_i' + tau^2.
+    S_ii = Sigma_ii + (Sigma diag(r) Sigma)_ii + H_i R_k^-1 H_i' + tau^2.
 
 The gradient in the settings z goes through each optimum: with g_k(w_k, z) = 0 the condition for
 w_k and J_k = -dg_k/dw_k,
 
     d score / dz = score_z + sum_k score_w_k' J_k^-1 g_k,z.
+
+All of it is computed with the bags in the order of their folds (folded_cohort.py).
 """
 
 from typing import NamedTuple
@@ -26,7 +28,7 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpmil.inference import nearby
+from gpmil.inference import nearby, row_products
 from gpmil.inference import solvers as inference
 from gpmil.inference.folded_cohort import Cohort, Fold
 from gpmil.inference.pieces import Chunk
@@ -118,22 +120,21 @@ def features(cohort: Cohort, theta: Theta) -> Features:
     """W, H and what is not explained by inducing points, of every instance."""
     formula, L = cohort.formula, inducing_factor(cohort, theta)
     pairs, own = _pairs(cohort, theta)
-    Kxz = theta.variance * formula.value(pairs, theta.lengthscale)
-    W = torch.linalg.solve_triangular(L, Kxz.mT, upper=False).mT
+    # W = Kxz L^-T; a product takes half the time of a triangular solve with as many rows
+    inverse = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
+    W = formula.value(pairs, theta.lengthscale) @ (theta.variance * inverse.mT)
     diagonal = theta.variance * formula.value(own, theta.lengthscale)
-    r = (diagonal - W.square().sum(1)).clamp(min=0)
-    spectra, strength = cohort.spectra, theta.coupling
-    noise, square = spectra.diagonals(strength, r)
-    smoothed = spectra.apply(torch.cat([W, r[:, None]], 1), strength)
-    # (Sigma diag(r) Sigma)_ii, as if r changed little from a patch to its neighbours
-    H, spread = smoothed[:, :-1], square * smoothed[:, -1]
+    r = (diagonal - row_products.squares(W)).clamp(min=0)
+    sigma = cohort.smoothing.at(theta.coupling)
+    noise, spread = sigma.diagonals(r, theta.coupling)
+    H = sigma.apply(W, theta.coupling)
     common = torch.zeros_like(cohort.labels, dtype=W.dtype) + theta.slide_effect**2
     if cohort.context is not None:
         v = whitened(*cohort.context, theta.slide_context, theta.slide_context_lengthscale)
         # Sigma 1 v' = 1 v'
         W, H = (torch.cat([x, v[cohort.row]], 1) for x in (W, H))
         common = common + (theta.slide_context - v.square().sum(1)).clamp(min=0)
-    return Features(W, H.contiguous(), noise, spread, r, common)
+    return Features(W, H, noise, spread, r, common)
 
 
 def _pairs(cohort: Cohort, theta: Theta) -> tuple[Float[Tensor, "N M"], Float[Tensor, " N"]]:
@@ -159,10 +160,8 @@ def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
     """Without each fold: the bags of all others as solvers take them."""
     tau, c = float(theta.slide_effect), float(theta.mean)
     R = precisions(cohort, theta, made)
-    chunks = [
-        Chunk(made.H[f.rows], patches(group_of(f, made.noise[f.rows].sqrt(), tau)))
-        for f in cohort.others
-    ]
+    H, sigma = (cohort.twice(x) for x in (made.H, made.noise.sqrt()))
+    chunks = [Chunk(H[f.rows], patches(group_of(f, sigma[f.rows], tau))) for f in cohort.around]
     return [
         Problem([chunk], own, torch.linalg.cholesky(own), c, len(chunk.H), 0.0)
         for chunk, own in zip(chunks, R, strict=True)
@@ -188,10 +187,13 @@ def gram_of(
 ) -> Float[Tensor, "M M"]:
     """sum_b W_b'H_b - k_b (W_b'1)(W_b'1)', k = tau^2 / (1 + tau^2 n): what bags add to R."""
     gram = W.mT @ H
-    if not has_effect(tau):
-        return gram
+    return gram + less_shared(W, fold, tau) if has_effect(tau) else gram
+
+
+def less_shared(W: Float[Tensor, "n M"], fold: Fold, tau: float | Tensor) -> Float[Tensor, "M M"]:
+    """-sum_b k_b (W_b'1)(W_b'1)'."""
     sums, share = _totals(W, fold.offsets), downdate(tau, fold.offsets.diff())
-    return gram - sums.mT @ (share[:, None] * sums)
+    return -sums.mT @ (share[:, None] * sums)
 
 
 def _totals(x: Float[Tensor, "n k"], offsets: Tensor) -> Float[Tensor, "b k"]:
@@ -222,6 +224,7 @@ def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:
     u' = K_z'z Kzz^-1 u, so that w' = L'^-1 K_z'z L^-T w; what a slide context has stays.
     """
     with torch.no_grad():
+        to = to.in_folds
         theta = theta_of(settings, to.device)
         formula, (L, new) = to.formula, (inducing_factor(c, theta) for c in (cohort, to))
         cross = formula.value(formula.pairs(to.inducing, cohort.inducing), theta.lengthscale)
@@ -241,35 +244,40 @@ def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:
 
 
 class Latent(NamedTuple):
-    """m of every instance under the fit without its fold: mean and variance, and H R_k^-1."""
+    """m of every instance under the fit without its fold: mean, variance, and R_k^-1."""
 
     mu: Float[Tensor, " N"]
     variance: Float[Tensor, " N"]
-    HR: Float[Tensor, "N M"]
+    R_inverse: Float[Tensor, "k M M"]
 
 
 def latent(cohort: Cohort, theta: Theta, made: Features, fits: Fits) -> Latent:
     """mu = c + H w_k, and S_ii."""
-    parts = [(made.H[f.rows] @ w, made.H[f.rows] @ R) for f, w, R in zip(cohort.folds, *fits[:2])]
-    rows = torch.cat([fold.rows for fold in cohort.folds])
-    mu, HR = (torch.zeros_like(x).index_copy(0, rows, x) for x in map(torch.cat, zip(*parts)))
+    own = [made.H[f.rows] for f in cohort.folds]
+    mu = cohort.placed([H @ w for H, w in zip(own, fits.w, strict=True)])
+    forms = cohort.placed(
+        [row_products.forms(H, Q) for H, Q in zip(own, fits.R_inverse, strict=True)]
+    )
     common = made.common.index_select(0, cohort.row)
-    variance = made.noise + made.spread + (HR * made.H).sum(1) + common
-    return Latent(theta.mean + mu, variance, HR)
+    variance = made.noise + made.spread + forms + common
+    return Latent(theta.mean + mu, variance, fits.R_inverse)
 
 
 def loadings(
     cohort: Cohort, theta: Theta, made: Features, m: Latent, mu: Float[Tensor, " N"]
 ) -> Float[Tensor, " N"]:
     """u of one_factor.py, for what happens where `mu` is near zero: m.mu, or above a cut point."""
-    row, strength = cohort.row, theta.coupling
+    row, sigma, strength = cohort.row, cohort.smoothing.at(theta.coupling), theta.coupling
     g = one_factor.weights(mu, m.variance)
     # S_o g = (S - diag(Sigma)) g, S = Sigma + Sigma diag(r) Sigma + H R^-1 H' + common 11'
-    smooth = cohort.spectra.apply(g[:, None], strength)
-    again = cohort.spectra.apply(made.residual[:, None] * smooth, strength)[:, 0]
-    pulled = _totals(made.H * g[:, None], cohort.starts).index_select(0, row)
+    smooth = sigma.apply(g[:, None], strength)
+    again = sigma.apply(made.residual[:, None] * smooth, strength)[:, 0]
+    pulled = [
+        row_products.with_bags(made.H[f.rows], Q, g[f.rows], f.offsets)
+        for f, Q in zip(cohort.folds, m.R_inverse, strict=True)
+    ]
     total = _totals(g[:, None], cohort.starts)[:, 0] * made.common
-    shared = smooth[:, 0] - made.noise * g + again + (m.HR * pulled).sum(1)
+    shared = smooth[:, 0] - made.noise * g + again + cohort.placed(pulled)
     shared = shared + total.index_select(0, row)
     return one_factor.loadings(shared, g, m.variance, row, cohort.n_bags)
 
@@ -286,11 +294,12 @@ def left_out(
     cohort: Cohort, settings: Settings, start: Fits | None = None
 ) -> tuple[Float[Tensor, " B"], Fits]:
     """log p(y_b) of every bag under the fit without its fold, in the order of the cohort."""
+    own = cohort.in_folds
     with torch.no_grad():
-        theta = theta_of(settings, cohort.device)
-        made = features(cohort, theta)
-        fits = fit(problems(cohort, theta, made), start)
-        return scores(cohort, theta, made, fits).cpu(), fits
+        theta = theta_of(settings, own.device)
+        made = features(own, theta)
+        fits = fit(problems(own, theta, made), start)
+        return cohort.as_given(scores(own, theta, made, fits)).cpu(), fits
 
 
 def value(cohort: Cohort, settings: Settings, start: Fits | None = None) -> tuple[float, Fits]:
@@ -323,23 +332,25 @@ def gradient(
     weights: Float[np.ndarray, " d"] | None = None,
 ) -> Slopes:
     """The same with its derivatives in the settings (and the weights of the columns)."""
-    theta = theta_of(settings, cohort.device, weights)
+    own = cohort.in_folds
+    theta = theta_of(settings, own.device, weights)
     for x in theta.leaves:
         x.requires_grad_()
     with torch.enable_grad():
-        made = features(cohort, theta)
+        made = features(own, theta)
         held = made.leaves()
         with torch.no_grad():
-            found = _settled(problems(cohort, theta, made), start)
+            found = _settled(problems(own, theta, made), start)
         fits = Fits(_leaf(found.w), _leaf(found.R_inverse), found.J)
-        found_scores = scores(cohort, theta, held, fits)
+        found_scores = scores(own, theta, held, fits)
         found_scores.mean().backward()
-        _through_fits(cohort, theta, held, found, *_adjoint(fits))
+        _through_fits(own, theta, held, found, *_adjoint(fits))
         live = [(x, collected(leaf)) for x, leaf in zip(made, held) if x.requires_grad]
         torch.autograd.backward([x for x, _ in live], [bar for _, bar in live])
     slopes = [float(collected(x)) if isinstance(x, Tensor) else 0.0 for x in theta[:7]]
     columns = None if theta.weights is None else collected(theta.weights).cpu().numpy()
-    return Slopes(found_scores.detach().cpu(), Settings(*slopes), found, columns)
+    by_bag = cohort.as_given(found_scores.detach()).cpu()
+    return Slopes(by_bag, Settings(*slopes), found, columns)
 
 
 def _leaf(x: Tensor) -> Tensor:
@@ -375,14 +386,53 @@ def _through_fits(
     R_bar: Float[Tensor, "k M M"],
 ) -> None:
     """What g_k = sum H'gamma - w_k = 0 and R_k = I + sum W'H add, sums over the other folds."""
-    for k, others in enumerate(cohort.others):
-        H = held.H[others.rows]
-        sigma = held.noise[others.rows].sqrt()
-        likelihood = patches(group_of(others, sigma, theta.slide_effect))
-        gamma = likelihood.curvature(theta.mean + H @ fits.w[k])[0]
-        ((H @ v[k]) * gamma).sum().backward()
-    whole = (R_bar + R_bar.mT).sum(0) / 2
-    for k, fold in enumerate(cohort.folds):
-        R = whole - (R_bar[k] + R_bar[k].mT) / 2
-        gram = gram_of(held.W[fold.rows], held.H[fold.rows], fold, theta.slide_effect)
-        (gram * R).sum().backward()
+    _through_optima(cohort, theta, held, fits.w, v)
+    symmetric = (R_bar + R_bar.mT) / 2
+    _through_grams(cohort, theta, held, symmetric.sum(0) - symmetric)
+
+
+def _through_grams(
+    cohort: Cohort, theta: Theta, held: Features, R_bar: Float[Tensor, "k M M"]
+) -> None:
+    """<R', W'Sigma W> of every fold, R' symmetric: W' = 2 Sigma W R' = 2 H R', Sigma at hand.
+
+    And lambda' = -<W R', (Sigma - Sigma^2) W> / lambda = -<H R', W - H> / lambda.
+    """
+    with torch.no_grad():
+        HR = torch.cat([held.H[span] @ R for span, R in zip(cohort.spans, R_bar, strict=True)])
+        by_strength = -torch.vdot(HR.flatten(), (held.W - held.H).flatten())
+    torch.autograd.backward([held.W], [2 * HR])
+    if isinstance(theta.coupling, Tensor):
+        torch.autograd.backward([theta.coupling], [by_strength / theta.coupling.detach()])
+    if not has_effect(theta.slide_effect):
+        return
+    for span, fold, R in zip(cohort.spans, cohort.folds, R_bar, strict=True):
+        (less_shared(held.W[span], fold, theta.slide_effect) * R).sum().backward()
+
+
+def _through_optima(
+    cohort: Cohort,
+    theta: Theta,
+    held: Features,
+    w: Float[Tensor, "k M"],
+    v: Float[Tensor, "k M"],
+) -> None:
+    """sum_k v_k'g_k at fixed w_k; its derivative in H is of rank two per fold.
+
+    With gamma(mu) at mu = c + H w_k it is (H v_k)'gamma, so that H' = gamma v_k' + mu' w_k'.
+    """
+    with torch.no_grad():
+        mu, along = (cohort.twice(held.H @ x.mT) for x in (w, v))
+        sigma = cohort.twice(held.noise.sqrt())
+    by_mu, gammas, by_sigma = torch.zeros_like(mu), torch.zeros_like(mu), torch.zeros_like(sigma)
+    for k, others in enumerate(cohort.around):
+        at, own = _leaf(mu[others.rows, k]), _leaf(sigma[others.rows])
+        likelihood = patches(group_of(others, own, theta.slide_effect))
+        gamma = likelihood.curvature(theta.mean + at)[0]
+        (along[others.rows, k] * gamma).sum().backward()
+        gammas[others.rows, k], by_mu[others.rows, k] = gamma.detach(), collected(at)
+        by_sigma[others.rows] += collected(own)
+    by_H = cohort.once(gammas) @ v + cohort.once(by_mu) @ w
+    torch.autograd.backward(
+        [held.H, held.noise], [by_H, cohort.once(by_sigma) / (2 * held.noise.detach().sqrt())]
+    )
