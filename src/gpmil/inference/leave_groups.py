@@ -81,8 +81,10 @@ class Shares(NamedTuple):
 # chosen bags in batches, with their numbers
 Padded = Callable[[Int[np.ndarray, " k"]], Iterable[tuple[Int[np.ndarray, " b"], Bag]]]
 Share = Callable[[Bag, Optimum], Shares]  # of every bag
-# the optimum without chosen bags, from a w near it
-Settle = Callable[[Int[np.ndarray, " k"], Float[Tensor, " M"]], Float[Tensor, " M"]]
+# the optimum without chosen bags, from a w near it and what they add to J
+Settle = Callable[
+    [Int[np.ndarray, " k"], Float[Tensor, " M"], Float[Tensor, "M M"]], Float[Tensor, " M"]
+]
 
 
 def share_of_bound(bag: Bag, at: Optimum) -> Shares:
@@ -172,20 +174,24 @@ def scores_without(
         total = summed(parcel.n_groups, of_bags)
         left = without(total, at)
         if settle is not None:
-            left = settled(parcel, decrement(total, at, left), left, settle)
+            left = settled(parcel, decrement(total, at, left), left, total.N, settle)
         for numbers, group, bag in _batches(parcel, padded):
             out[numbers] = score(bag, *predicted(bag, group, at.c, left)).cpu()
     return out
 
 
 def settled(
-    parcel: Parcel, promised: Float[Tensor, " g"], left: Without, settle: Settle
+    parcel: Parcel,
+    promised: Float[Tensor, " g"],
+    left: Without,
+    N: Float[Tensor, "g M M"],
+    settle: Settle,
 ) -> Without:
     """The same with w at the optimum without the group, for groups that are not `SMALL`."""
     assert parcel.group is not None
     w = left.w.clone()
     for g in np.flatnonzero((promised.abs() > SMALL).cpu().numpy()):
-        w[g] = settle(parcel.bags[parcel.group == g], left.w[g])
+        w[g] = settle(parcel.bags[parcel.group == g], left.w[g], N[g])
     return left._replace(w=w)
 
 

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from gpmil.inference import leave_groups, leave_out, solvers
+from gpmil.inference import leave_groups, leave_out, nearby, solvers
 from gpmil.inference.leave_groups import Padded
 from gpmil.inference.solvers import Problem
 
@@ -48,10 +48,16 @@ def leave_one_group_out(
     if not direct or coupled:
         share = functools.partial(leave_groups.share_of_fixed_point, coupled=coupled)
 
-    def settle(bags: Int[np.ndarray, " k"], near: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
-        rest, solve = less(problem, alone(bags)), solvers.direct if direct else solvers.newton
-        return solve(rest, MOST_STEPS, TOLERANCE, start=near).w
+    def settle(
+        bags: Int[np.ndarray, " k"], near: Float[Tensor, " M"], N: Float[Tensor, "M M"]
+    ) -> Float[Tensor, " M"]:
+        rest = less(problem, alone(bags))
+        if not direct:
+            return solvers.newton(rest, MOST_STEPS, TOLERANCE, start=near).w
+        # the Hessian without the group, at w: near enough to begin with
+        return nearby.maximum(rest, MOST_STEPS, TOLERANCE, near, J - (N + N.mT) / 2).w
 
+    J = torch.linalg.inv(at.J_inverse)
     ended = is_optimum(problem, w, direct)
     go_on = settle if ended else None
     return leave_groups.scores_without(padded, groups, at, mean, share, go_on, score)

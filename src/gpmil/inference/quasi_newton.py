@@ -43,6 +43,8 @@ class Hill:
             self._trust((found - value) / promised, float(np.linalg.norm(step)))
             if found > value:
                 z, value, slope = z + step, found, new
+                if not np.isfinite(new).all():  # the last value, asked for alone
+                    break
         return z
 
     def _step(self, z: Vector, slope: Vector) -> Vector:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpmil.inference import leave_groups
 from gpmil.inference.objective import Settings
-from gpmil.inference.tuning import GRADIENT_COST, Search, Space, Trial, climb
+from gpmil.inference.tuning import GRADIENT_COST, Search, Space, climb
 
 logger = logging.getLogger("gpmil")
 
@@ -55,17 +55,17 @@ def _climbed(found: Search, space: Space, settings: Settings, budget: int) -> Se
     return other
 
 
-def needed(name: str, best: Search, rival: Search) -> Trial:
-    """The best of a search with `name`, or of its rival without."""
+def needed(name: str, best: Search, rival: Search) -> Search:
+    """A search with `name`, or its rival without: whose best says more of the bags."""
     with_it, without_it = (np.array(search.best.by_bag) for search in (best, rival))
     gain = with_it - without_it
     error = leave_groups.standard_error(gain, best.cohort.groups)
-    kept = rival.best if gain.mean() <= NEEDED[name] * error else best.best
+    kept = rival if gain.mean() <= NEEDED[name] * error else best
     logger.info(
         "%s %.3g against 0: %.4f and %.4f per bag left out, a difference of %.4f with a standard "
         "error of %.4f: %s",
         name.replace("_", " "), getattr(best.best.settings, name), with_it.mean(),
         without_it.mean(), gain.mean(), error,
-        "0 is kept" if kept is rival.best else "it is kept",
+        "0 is kept" if kept is rival else "it is kept",
     )  # fmt: skip
     return kept

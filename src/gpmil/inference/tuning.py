@@ -74,8 +74,8 @@ ENOUGH = 2e-4  # of the score, per number that is learned: a step that promises 
 PILOT_ROWS, PILOT_POINTS = 4_000, 100  # instances and inducing points of a pilot
 PILOT_BAGS = 30  # at least, if there are as many
 SMALL = 2**19  # numbers in H up to which a cohort is its own pilot
-# values with gradient on the whole cohort: as many as go through so many numbers of H
-LAST, LEAST_LAST, MOST_LAST = 2**23, 2, 4
+# values with gradient on all bags: as many as go through so many numbers of H
+LAST, LEAST_LAST, MOST_LAST = 2**23, 2, 3
 FIRST_ON_ALL = 0.5  # the longest first step there
 
 
@@ -214,19 +214,21 @@ class Search:
     fits: Fits | None = None  # of the best trial
     bend: Float[np.ndarray, "k k"] | None = None  # minus the Hessian of the score, about
 
-    def value(self, z: Float[np.ndarray, " k"]) -> float:
-        """The objective at z, from a cold start: starts are far from each other."""
+    def value(self, z: Float[np.ndarray, " k"], start: Fits | None = None) -> float:
+        """The objective at z, from a cold start if none is given."""
         self._spend(1)
         point = torch.from_numpy(z)
         settings = Settings(*self.space.settings(point).tolist())
         try:
-            scores, fits = left_out(self.cohort, settings)
+            scores, fits = left_out(self.cohort, settings, start)
         except torch.linalg.LinAlgError:  # no number
             return FAILED
         return self._note(settings, scores, self.space.log_prior(point), fits)
 
     def slopes(self, z: Float[np.ndarray, " k"]) -> tuple[float, Float[np.ndarray, " k"]]:
-        """The objective and its gradient at z."""
+        """The objective and its gradient at z, not a number where no step can follow."""
+        if self.trace and self.budget <= GRADIENT_COST:
+            return self.value(z, self.fits), np.full_like(z, np.nan)
         self._spend(GRADIENT_COST)
         point = torch.tensor(z, requires_grad=True)
         with torch.enable_grad():
@@ -288,19 +290,22 @@ def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> 
     found.bend = hill.B - prior
 
 
-def finished(found: Search, cohort: Cohort) -> Search:
-    """A search on a pilot goes on from its end with all bags and inducing points."""
-    size = int(cohort.offsets[-1]) * len(cohort.inducing)
-    steps = min(max(LAST // size, LEAST_LAST), MOST_LAST)
+def on_all(found: Search, cohort: Cohort) -> Search:
+    """What a pilot ended at, judged by all bags."""
     settings = found.best.settings
     assert found.fits is not None
     fits = carried(found.fits, found.cohort, cohort, settings)
-    whole = Search(cohort, found.space, steps * GRADIENT_COST, fits=fits, bend=found.bend)
-    if found.space.learned:
-        climb(whole, found.space.place(settings), FIRST_ON_ALL)
-    else:
-        whole.value(found.space.place(settings))
+    size = int(cohort.offsets[-1]) * len(cohort.inducing)
+    steps = min(max(LAST // size, LEAST_LAST), MOST_LAST)
+    whole = Search(cohort, found.space, 1 + steps * GRADIENT_COST, fits=fits, bend=found.bend)
+    whole.value(found.space.place(settings), fits)
     return whole
+
+
+def finished(found: Search) -> Search:
+    """The last steps, of a search that has judged its pilot's end by all bags."""
+    climb(found, found.space.place(found.best.settings), FIRST_ON_ALL)
+    return found
 
 
 def pilot(cohort: Cohort, seed: int) -> Cohort:

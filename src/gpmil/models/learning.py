@@ -150,11 +150,14 @@ def learn(
     ends = [search for search in (best, *rivals) if search.trace]
     if small is not made:
         whole = made.with_kernel(best.cohort.kernel)
-        # where no value on the whole cohort is a number, the pilot has the last word
-        ends = [e for e in (tuning.finished(s, whole) for s in ends) if e.trace] or [best]
-    kept = ends[0].best
+        # where no value with all bags is a number, the pilot has the last word
+        ends = [e for e in (tuning.on_all(s, whole) for s in ends) if e.trace] or [best]
+    winner = ends[0]
     if spare is not None and len(ends) == 2:
-        kept = simpler.needed(spare, *(ends[::-1] if add else ends))
+        winner = simpler.needed(spare, *(ends[::-1] if add else ends))
+    if winner.cohort is not small:
+        tuning.finished(winner)
+    kept = winner.best
     tried = {id(search): search for search in (*searches, *rivals, *ends)}
     trace = [
         {"kernel": t.kernel, **t.settings._asdict(), "score": t.score, "objective": t.objective}

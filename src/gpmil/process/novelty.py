@@ -31,10 +31,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gpmil.fast.products import gram
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP
 
 MOST_SLIDES = 256  # training slides that are kept, evenly spaced among all
-MOST_PATCHES = 200  # patches of a slide that are looked at, evenly spaced among all
+MOST_PATCHES = 64  # patches of a slide that are looked at, evenly spaced among all
 FEWEST_SLIDES, FEWEST_PATIENTS = 10, 3  # below which nothing can be said
 PATCHES_BEYOND = 0.01  # share of the training patches that lie outside of their own range
 FENCES = (1.5, 3.0)  # quartile ranges from the third quartile to the edge, of d_b and of e
@@ -58,11 +59,6 @@ class Sums(NamedTuple):
         n, first, second = other
         return Sums(self.n + n, self.first + first, self.second + second)
 
-    def less(self, other: "Sums") -> "Sums":
-        """Without some of them."""
-        n, first, second = other
-        return Sums(self.n - n, self.first - first, self.second - second)
-
     def precision(self) -> Float[Tensor, "M M"]:
         """R = I + sum w w'."""
         R = self.second.clone()
@@ -73,10 +69,72 @@ class Sums(NamedTuple):
         """The Cholesky factor of C + r I."""
         mean = self.first / self.n
         C = (self.second / self.n).addr_(mean, mean, alpha=-1)
-        # where all patches are one, C is what rounding leaves of a difference
-        rounded = EPS * self.second.diagonal().mean() / self.n
-        C.diagonal().add_(RIDGE * C.diagonal().mean().clamp(min=0.0) + rounded + TINY)
+        C.diagonal().add_(_ridge(float(self.second.trace()) / self.n, mean))
         return torch.linalg.cholesky(C)
+
+
+def _ridge(power: float, mean: Float[Tensor, " M"]) -> float:
+    """r, from the mean of |w|^2 and that of w."""
+    # where all patches are one, C is what rounding leaves of a difference
+    variance = max(power - float(mean @ mean), 0.0) / len(mean)
+    return RIDGE * variance + EPS * power / len(mean) + TINY
+
+
+class Turned(NamedTuple):
+    """All patches in the eigenbasis of sum w w' = Q diag(s) Q', in which it is easy to leave out.
+
+    With the rows v = Q'w of a patient as V, and m the mean of the others, both matrices of the
+    others are a diagonal one less a few rows:
+
+        R = diag(1 + s) - V'V,    n (C + r I) = diag(s + n r) - V'V - n m m'.
+    """
+
+    n: float
+    mean: Float[Tensor, " M"]  # Q' mean w
+    s: Float[Tensor, " M"]
+    Q: Float[Tensor, "M M"]
+
+    @classmethod
+    def of(cls, every: Sums) -> "Turned":
+        """From the sums over all patches."""
+        s, Q = torch.linalg.eigh(every.second)
+        return cls(every.n, Q.mT @ (every.first / every.n), s.clamp(min=0.0), Q)
+
+    def spreads(self, V: Float[Tensor, "k M"], bag: Int[np.ndarray, " k"]) -> Float[Tensor, " s"]:
+        """v of slides in the metric of all patches, from their rows Q'w."""
+        ridge = self.n * _ridge(float(self.s.sum()) / self.n, self.mean)
+        Y = self.n**0.5 * _roots(self.s + ridge, self.n**0.5 * self.mean[None], V)
+        return Slides.of(Y, bag).spread
+
+    def explained(
+        self, own: Float[Tensor, " k"], V: Float[Tensor, "k M"], lost: Float[Tensor, "l M"]
+    ) -> Float[Tensor, " k"]:
+        """e of rows V, those of `lost` not being seen: w'(I - R^-1) w / k(x, x)."""
+        back = _roots(1 + self.s, lost, V).square().sum(1)
+        return (V.square().sum(1) - back) / own
+
+    def in_metric(
+        self, n: float, total: Float[Tensor, " M"], lost: Float[Tensor, "l M"], X: Tensor
+    ) -> Float[Tensor, "k r"]:
+        """Rows in the metric without `lost`, n rows of the sum `total`."""
+        rest = self.n - n
+        mean = (self.n * self.mean - total) / rest
+        power = (float(self.s.sum()) - float(lost.square().sum())) / rest
+        less = torch.cat([lost, rest**0.5 * mean[None]])
+        return rest**0.5 * _roots(self.s + rest * _ridge(power, mean), less, X)
+
+
+def _roots(
+    b: Float[Tensor, " M"], U: Float[Tensor, "l M"], X: Float[Tensor, "k M"]
+) -> Float[Tensor, "k r"]:
+    """Y with Y Y' = X (diag(b) - U'U)^-1 X'; for few rows U by Woodbury's formula."""
+    if len(U) >= len(b):
+        return _solved(torch.linalg.cholesky(b.diag() - gram(U)), X)
+    # X D X' + X D U'(I - U D U')^-1 U D X',  D = diag(b)^-1
+    D = b.rsqrt()
+    U, X = U * D, X * D
+    eye = torch.eye(len(U), dtype=b.dtype, device=b.device)
+    return torch.cat([X, _solved(torch.linalg.cholesky(eye - U @ U.mT), X @ U.mT)], 1)
 
 
 class Slides(NamedTuple):
@@ -128,9 +186,9 @@ class Looked:
         """The sums, and phi of every slide."""
         return self._sums(slice(None)), bag_mean(self.W, self.bag)
 
-    def spreads(self, metric: Float[Tensor, "M M"]) -> Float[Tensor, " s"]:
+    def spreads(self, every: Turned) -> Float[Tensor, " s"]:
         """v of every slide."""
-        return Slides.of(_solved(metric, self.W), self.bag).spread
+        return every.spreads(self.W @ every.Q, self.bag)
 
     def of_patient(self, patient: Int[np.ndarray, " S"], p: int) -> Sums | None:
         """The sums over the slides of a patient that lie here."""
@@ -138,24 +196,23 @@ class Looked:
 
     def scores(
         self,
-        every: Sums,
+        every: Turned,
         phi: Float[Tensor, "S M"],
         spreads: Float[Tensor, " S"],
         patient: Int[np.ndarray, " S"],
         apart: Mapping[int, Sums],  # those of patients who have slides elsewhere, too
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """d_b, the mean e_i of every slide, and all e_i: each without its patient."""
-        mine = self._mine(patient)
+        mine, (V, phi) = self._mine(patient), (x @ every.Q for x in (self.W, phi))
         d, e = np.empty(self.slides), np.empty(len(self.bag))
         for p in np.unique(mine):
             rows, outside = self._patches_of(mine == p), np.flatnonzero(patient != p)
-            W, bag = self.W[rows], np.unique(self.bag[rows], return_inverse=True)[1]
-            others = every.less(apart.get(int(p)) or sums(W))
-            metric, chol = others.metric(), torch.linalg.cholesky(others.precision())
-            Y = _solved(metric, torch.cat([W, phi[outside]]))
-            rest = Slides(Y[len(W) :], spreads[outside])
-            d[mine == p] = Slides.of(Y[: len(W)], bag).nearest(rest)
-            e[rows] = explained(chol, self.own[rows], W).cpu().numpy()
+            own, bag = V[rows], np.unique(self.bag[rows], return_inverse=True)[1]
+            n, total, lost = _lost(every, own, apart.get(int(p)))
+            Y = every.in_metric(n, total, lost, torch.cat([own, phi[outside]]))
+            rest = Slides(Y[len(own) :], spreads[outside])
+            d[mine == p] = Slides.of(Y[: len(own)], bag).nearest(rest)
+            e[rows] = every.explained(self.own[rows], own, lost).cpu().numpy()
         each = bag_mean(torch.from_numpy(e)[:, None], self.bag)[:, 0]
         return d, each.numpy(), e
 
@@ -192,11 +249,12 @@ class Seen:
         """
         totals, means = zip(*ask("first"))
         every, phi = _added(totals), torch.cat(means)
-        spreads = torch.cat(ask("spreads", every.metric()))
+        turned = Turned.of(every)
+        spreads = torch.cat(ask("spreads", turned))
         parts = np.repeat(np.arange(len(means)), [len(part) for part in means])
         split = [p for p in np.unique(patient) if len(np.unique(parts[patient == p])) > 1]
         apart = {int(p): _added(ask("of_patient", patient, int(p))) for p in split}
-        d, mean, e = zip(*ask("scores", every, phi, spreads, patient, apart))
+        d, mean, e = zip(*ask("scores", turned, phi, spreads, patient, apart))
         scores = np.stack([np.concatenate(d), surprise(np.concatenate(mean))], axis=1).clip(TINY)
         quantiles, n = np.quantile(surprise(np.concatenate(e)), LEVELS), np.array([every.n])
         return cls(every.precision(), every.first / every.n, phi, spreads, quantiles, scores, n)
@@ -249,7 +307,18 @@ def enough(patient: Int[np.ndarray, " S"]) -> bool:
 
 def sums(W: Float[Tensor, "n M"]) -> Sums:
     """Over some patches."""
-    return Sums(float(len(W)), W.sum(0), W.mT @ W)
+    return Sums(float(len(W)), W.sum(0), gram(W))
+
+
+def _lost(
+    every: Turned, own: Float[Tensor, "k M"], elsewhere: Sums | None
+) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "l M"]]:
+    """Number, sum and rows of a patient's patches; of slides elsewhere rows with the same sums."""
+    if elsewhere is None:
+        return float(len(own)), own.sum(0), own
+    s, Q = torch.linalg.eigh(elsewhere.second)
+    rows = (s.clamp(min=0.0).sqrt() * Q).mT @ every.Q
+    return elsewhere.n, elsewhere.first @ every.Q, rows
 
 
 def _added(parts: Iterable[Sums | None]) -> Sums:
@@ -299,14 +368,6 @@ def fences(scores: Float[np.ndarray, "S 2"]) -> Float[np.ndarray, " 2"]:
 def _solved(chol: Float[Tensor, "M M"], rows: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
     """chol^-1 of every row."""
     return torch.linalg.solve_triangular(chol, rows.mT, upper=False).mT
-
-
-def explained(
-    chol: Float[Tensor, "M M"], own: Float[Tensor, " n"], W: Float[Tensor, "n M"]
-) -> Float[Tensor, " n"]:
-    """w'(I - R^-1) w / k(x, x)."""
-    root = torch.linalg.solve_triangular(chol, W.mT, upper=False)
-    return (W.square().sum(1) - root.square().sum(0)) / own
 
 
 def surprise(share: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
