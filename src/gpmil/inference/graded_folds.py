@@ -81,7 +81,9 @@ class GradedFolds:
     ) -> Float[np.ndarray, " B"]:
         cohort = self.cohort
         inverse = torch.stack([torch.cholesky_inverse(p.chol_R) for p in problems])
-        m = objective.latent(cohort, at.theta, at.made, Fits(torch.stack(w), inverse, inverse))
+        prior = objective.prior_of(cohort, at.theta)
+        fits = Fits(torch.stack(w), inverse, inverse, prior)
+        m = objective.latent(cohort, at.theta, at.made, fits)
         code = torch.from_numpy(self.codes).to(cohort.device)
         ends = torch.from_numpy(np.concatenate([cuts, [np.inf]])).to(cohort.device)
         # the cut that a bag has passed; one of the lowest grade has not passed the first

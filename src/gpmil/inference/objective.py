@@ -20,6 +20,7 @@ w_k and J_k = -dg_k/dw_k,
 All of it is computed with the bags in the order of their folds (folded_cohort.py).
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ from gpmil.process.kernels import JITTER
 from gpmil.process.slide_context import whitened
 
 TOLERANCE = 1e-6  # of w
+ROUGH = 1e-4  # where fits are compared, and not differentiated
 
 
 class Settings(NamedTuple):
@@ -148,12 +150,42 @@ def _pairs(cohort: Cohort, theta: Theta) -> tuple[Float[Tensor, "N M"], Float[Te
 # --- The fits ------------------------------------------------------------------------------------
 
 
+class Prior(NamedTuple):
+    """What f = c + L w is at the inducing points, before any bag is seen."""
+
+    factor: Float[Tensor, "m m"]  # L; M of the M weights, without those of a slide context
+    mean: float
+    deviation: float  # sqrt(1 + variance), that of a patch
+
+
+def prior_of(cohort: Cohort, theta: Theta) -> Prior:
+    """At some settings."""
+    with torch.no_grad():
+        deviation = math.sqrt(1 + float(theta.variance))
+        return Prior(inducing_factor(cohort, theta), float(theta.mean), deviation)
+
+
 class Fits(NamedTuple):
     """The fit without each fold: w, the inverse of R = I + sum W'H, and J, about the Hessian."""
 
     w: Float[Tensor, "k M"]
     R_inverse: Float[Tensor, "k M M"]
     J: Float[Tensor, "k M M"]  # of minus the collapsed bound
+    prior: Prior
+
+    def moved(self, to: Prior) -> tuple[Float[Tensor, "k M"], Float[Tensor, "k M M"]]:
+        """w and J as a start at other settings: f keeps its place in units of a patch's deviation.
+
+        c' + L'w' = a (c + L w), a the ratio of the deviations, and with T = L^-1 L' about
+        J' - I = T'(J - I) T / a^2; weights of a slide context stay.
+        """
+        L, c, n, a = *self.prior[:2], len(to.factor), to.deviation / self.prior.deviation
+        at_points = a * (c + self.w[:, :n] @ L.mT) - to.mean
+        w = torch.linalg.solve_triangular(to.factor, at_points.mT, upper=False).mT
+        rest = torch.eye(self.w.shape[1] - n).to(L)
+        T = torch.block_diag(torch.linalg.solve_triangular(L, to.factor, upper=False) / a, rest)
+        eye = torch.eye(len(T)).to(T)
+        return torch.cat([w, self.w[:, n:]], 1), eye + T.mT @ (self.J - eye) @ T
 
 
 def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
@@ -201,43 +233,45 @@ def _totals(x: Float[Tensor, "n k"], offsets: Tensor) -> Float[Tensor, "b k"]:
     return torch.segment_reduce(x, "sum", offsets=offsets, axis=0)
 
 
-def fit(posed: list[Problem], start: Fits | None = None) -> Fits:
+def fit(
+    posed: list[Problem], prior: Prior, start: Fits | None = None, tolerance: float = TOLERANCE
+) -> Fits:
     """Maximise the collapsed bound without each fold; from zero, or from fits of the same folds."""
     if start is None:
-        found = [inference.direct(problem, 100, TOLERANCE) for problem in posed]
+        found = [inference.direct(problem, 100, tolerance) for problem in posed]
     else:
         found = [
-            nearby.maximum(problem, 100, TOLERANCE, w, J)
-            for problem, w, J in zip(posed, start.w, start.J, strict=True)
+            nearby.maximum(problem, 100, tolerance, w, J)
+            for problem, w, J in zip(posed, *start.moved(prior), strict=True)
         ]
     J = [
         inference.collapsed_bound(problem, one.w)[2] if one.curvature is None else one.curvature
         for problem, one in zip(posed, found, strict=True)
     ]
     inverse = [torch.cholesky_inverse(problem.chol_R) for problem in posed]
-    return Fits(torch.stack([one.w for one in found]), torch.stack(inverse), torch.stack(J))
+    w = torch.stack([one.w for one in found])
+    return Fits(w, torch.stack(inverse), torch.stack(J), prior)
 
 
 def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:
-    """Fits with some inducing points, as a start for the same folds with others: Z to Z'.
+    """Fits at these settings, as a start for the same folds with other inducing points: Z to Z'.
 
     u' = K_z'z Kzz^-1 u, so that w' = L'^-1 K_z'z L^-T w; what a slide context has stays.
     """
     with torch.no_grad():
         to = to.in_folds
         theta = theta_of(settings, to.device)
-        formula, (L, new) = to.formula, (inducing_factor(c, theta) for c in (cohort, to))
+        formula, L, prior = to.formula, fits.prior.factor, prior_of(to, theta)
         cross = formula.value(formula.pairs(to.inducing, cohort.inducing), theta.lengthscale)
         n = len(L)
         weights = torch.linalg.solve_triangular(L.mT, fits.w[:, :n].mT, upper=True)
         weights = theta.variance * cross @ weights
-        w = torch.linalg.solve_triangular(new, weights, upper=False).mT
+        w = torch.linalg.solve_triangular(prior.factor, weights, upper=False).mT
         w = torch.cat([w, fits.w[:, n:]], 1)
         posed = problems(to, theta, features(to, theta))
         J = [inference.collapsed_bound(p, one)[2] for p, one in zip(posed, w, strict=True)]
-        return Fits(
-            w, torch.stack([torch.cholesky_inverse(p.chol_R) for p in posed]), torch.stack(J)
-        )
+        inverse = [torch.cholesky_inverse(p.chol_R) for p in posed]
+        return Fits(w, torch.stack(inverse), torch.stack(J), prior)
 
 
 # --- The score -----------------------------------------------------------------------------------
@@ -291,14 +325,17 @@ def scores(cohort: Cohort, theta: Theta, made: Features, fits: Fits) -> Float[Te
 
 
 def left_out(
-    cohort: Cohort, settings: Settings, start: Fits | None = None
+    cohort: Cohort,
+    settings: Settings,
+    start: Fits | None = None,
+    tolerance: float = TOLERANCE,
 ) -> tuple[Float[Tensor, " B"], Fits]:
     """log p(y_b) of every bag under the fit without its fold, in the order of the cohort."""
     own = cohort.in_folds
     with torch.no_grad():
         theta = theta_of(settings, own.device)
         made = features(own, theta)
-        fits = fit(problems(own, theta, made), start)
+        fits = fit(problems(own, theta, made), prior_of(own, theta), start, tolerance)
         return cohort.as_given(scores(own, theta, made, fits)).cpu(), fits
 
 
@@ -340,8 +377,8 @@ def gradient(
         made = features(own, theta)
         held = made.leaves()
         with torch.no_grad():
-            found = _settled(problems(own, theta, made), start)
-        fits = Fits(_leaf(found.w), _leaf(found.R_inverse), found.J)
+            found = _settled(problems(own, theta, made), prior_of(own, theta), start)
+        fits = found._replace(w=_leaf(found.w), R_inverse=_leaf(found.R_inverse))
         found_scores = scores(own, theta, held, fits)
         found_scores.mean().backward()
         _through_fits(own, theta, held, found, *_adjoint(fits))
@@ -362,9 +399,9 @@ def collected(x: Tensor) -> Tensor:
     return torch.zeros_like(x) if x.grad is None else x.grad
 
 
-def _settled(posed: list[Problem], start: Fits | None) -> Fits:
+def _settled(posed: list[Problem], prior: Prior, start: Fits | None) -> Fits:
     """The fits, with the Hessian at each optimum."""
-    found = fit(posed, start)
+    found = fit(posed, prior, start)
     J = [inference.collapsed_bound(p, w)[2] for p, w in zip(posed, found.w, strict=True)]
     return found._replace(J=torch.stack(J))
 
