@@ -2,10 +2,10 @@
 
     python benchmarks/covariance_of_q.py --sets sicapv2 colon simulated --settings 60 --jobs 16
 
-The covariance of q(u) is R^-1 = (I + W'Sigma W)^-1, as if all patch variables had been seen. With the
-Hessian J of the labels' likelihood at the same w it is Laplace's J^-1, several times as wide, and
-about right where cohorts are drawn from the model itself (docs/explanation/proof.md). Here both are
-asked about real slides that the fit has not seen: five folds, the same w, the same settings.
+The covariance of q(u) is R^-1 = (I + W'Sigma W)^-1, as if all patch variables had been seen. With
+the Hessian J of the labels' likelihood at the same w it is Laplace's J^-1, several times as wide,
+and about right where cohorts are drawn from the model itself (docs/explanation/proof.md). Here both
+are asked about real slides that the fit has not seen: five folds, the same w, the same settings.
 """
 
 import argparse
