@@ -216,11 +216,9 @@ class Twin:
         W, S = self.W[b], self.Sigma[b]
         r = np.diag(self.K[b] - W @ W.T)
         low = S @ W @ R_inverse @ W.T @ S
-        # the variance of what inducing points leave, as if r were smooth
-        spread = np.diag(S @ S) * (S @ r)
-        own = np.diag(S)
-        shared = S - np.diag(own) + S @ np.diag(r) @ S + low
-        return shared, own + spread + np.diag(low)
+        # what inducing points leave counts by its diagonal
+        spread, own = S @ np.diag(r) @ S, np.diag(S)
+        return S - np.diag(own) + spread + low, own + np.diag(spread + low)
 
     def _score(self, b, mu, S):
         found = ep(torch.from_numpy(mu)[None], torch.from_numpy(S)[None], tol=1e-10)

@@ -108,14 +108,16 @@ def test_every_method_with_a_number_is_compared():
             assert set(rows) <= keys
 
 
-def test_learned_settings_are_shown_with_and_without_the_slide_effect(results):
+def test_learned_settings_are_shown_with_slide_effect_and_context_and_without(results):
     made = {m.key: m for m in methods.compared({}) if m.key in methods.TUNED}
-    assert [m.make(0).slide_effect for m in made.values()] == [0.0, "auto"]
+    assert [m.make(0).slide_effect for m in made.values()] == [0.0, "auto", "auto"]
+    assert [m.make(0).slide_context for m in made.values()] == [0.0, 0.0, "auto"]
     assert made["effect"].label == "VGPMIL-PR-I, slide effect (learned settings)"
     for table in (table1_patches, table2_slides, table5_other_models):
         found = table.build(results).frame
         keys = found["key"].drop_duplicates().tolist()
         assert keys.index("effect") == keys.index("tuned") + 1
+        assert keys.index("context") == keys.index("effect") + 1
 
 
 # --- Metrics --------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """The cohort that settings are learned from: bags in folds, made ready for many settings.
 
 What does not depend on the settings is computed once and kept: distances between instances and
-inducing points, and the spectra of the bags' graphs.
+inducing points. With the bags in the order of their folds (`in_folds`) the rows of a fold lie side
+by side, and those of all others do in two copies of the cohort, one behind the other: no fold needs
+a copy of its own.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +20,7 @@ from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
 from gpmil.coupling.operator import instance_rows
-from gpmil.coupling.spectrum import Spectra
+from gpmil.coupling.strengths import Smoothing
 from gpmil.data.bags import Bags
 from gpmil.data.folds import fair_folds
 from gpmil.process.kernels import Formula, formula_of
@@ -59,7 +62,7 @@ class SlidesInContext(NamedTuple):
 class Fold(NamedTuple):
     """The bags of one fold, the rows of one bag after the other."""
 
-    rows: Int[Tensor, " n"]  # of the cohort
+    rows: Int[Tensor, " n"] | slice  # of the cohort, or of two copies of it
     offsets: Int[Tensor, " b1"]
     positive: Bool[Tensor, " b"]
     known: Int[Tensor, " n"] | None = None  # labels of instances, -1 where unknown
@@ -116,9 +119,9 @@ class Cohort:
             yield self.inputs[i]
 
     @cached_property
-    def spectra(self) -> Spectra:
+    def smoothing(self) -> Smoothing:
         """The coupling of all bags, for any strength."""
-        return Spectra(self.adjacency, self.offsets, self.device)
+        return Smoothing(self.adjacency, self.offsets, self.device)
 
     @cached_property
     def row(self) -> Int[Tensor, " N"]:
@@ -144,7 +147,10 @@ class Cohort:
     @cached_property
     def folds(self) -> list[Fold]:
         """The bags fold by fold."""
-        return [self._bags(np.flatnonzero(self.fold == k)) for k in range(self.n_folds)]
+        found = [self._bags(np.flatnonzero(self.fold == k)) for k in range(self.n_folds)]
+        if not self.is_in_folds:
+            return found
+        return [fold._replace(rows=span) for fold, span in zip(found, self.spans, strict=True)]
 
     @cached_property
     def others(self) -> list[Fold]:
@@ -158,21 +164,78 @@ class Cohort:
         known = None if self.told is None else self.told[rows]
         return Fold(rows, offsets, self.labels[torch.from_numpy(bags).to(self.device)], known)
 
+    @cached_property
+    def in_folds(self) -> "Cohort":
+        """The same with the bags of a fold side by side."""
+        if self.is_in_folds:
+            return self
+        return self.some(np.argsort(self.fold, kind="stable"))
+
+    def as_given(self, by_bag: Shaped[Tensor, " B"]) -> Shaped[Tensor, " B"]:
+        """Values of the bags `in_folds` in the order of this cohort."""
+        if self.is_in_folds:
+            return by_bag
+        order = torch.from_numpy(np.argsort(self.fold, kind="stable")).to(self.device)
+        return torch.empty_like(by_bag).index_copy(0, order, by_bag)
+
+    def placed(self, parts: list[Tensor]) -> Shaped[Tensor, " N"]:
+        """Values of the rows of every fold, as those of all rows."""
+        found = torch.cat(parts)
+        if self.is_in_folds:
+            return found
+        rows = torch.cat([torch.as_tensor(fold.rows) for fold in self.folds])
+        return torch.zeros_like(found).index_copy(0, rows, found)
+
+    @property
+    def is_in_folds(self) -> bool:
+        """Whether the bags come fold by fold."""
+        return bool((np.diff(self.fold) >= 0).all())
+
+    @cached_property
+    def spans(self) -> list[slice]:
+        """The rows of every fold, bags in the order of their folds."""
+        assert self.is_in_folds
+        ends = self.offsets[np.searchsorted(self.fold, np.arange(self.n_folds + 1))]
+        return [slice(int(a), int(b)) for a, b in pairwise(ends)]
+
+    @cached_property
+    def around(self) -> list[Fold]:
+        """All bags but those of a fold, from the next one on: rows of the cohort twice over."""
+        N, found = int(self.offsets[-1]), []
+        for k, own in enumerate(self.spans):
+            bags = np.concatenate([np.flatnonzero(self.fold > k), np.flatnonzero(self.fold < k)])
+            rest = slice(own.stop % N, own.stop % N + N - (own.stop - own.start))
+            found.append(self._bags(bags)._replace(rows=rest))
+        return found
+
+    def twice(self, x: Shaped[Tensor, "N ..."]) -> Shaped[Tensor, "n ..."]:
+        """Some values of all rows, and behind them those that `around` still asks for."""
+        return torch.cat([x, x[: self.spans[-1].start]])
+
+    def once(self, x: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "N ..."]:
+        """The adjoint of `twice`: both copies of a row added up."""
+        N = int(self.offsets[-1])
+        out = x[:N].clone()
+        out[: len(x) - N] += x[N:]
+        return out
+
     def with_kernel(self, kernel: str | GPyTorchKernel) -> "Cohort":
         """The same bags under another kernel."""
         if kernel is self.kernel:
             return self
         return replace(self, kernel=kernel)
 
-    def some(self, bags: Int[np.ndarray, " b"], points: Int[np.ndarray, " m"]) -> "Cohort":
-        """Some bags, in their folds, with some of the inducing points."""
+    def some(
+        self, bags: Int[np.ndarray, " b"], points: Int[np.ndarray, " m"] | None = None
+    ) -> "Cohort":
+        """Some bags, in their folds, with some of the inducing points or all."""
         rows = instance_rows(self.offsets, bags)
-        at = torch.from_numpy(rows).to(self.device)
+        points = np.arange(len(self.inducing)) if points is None else points
         context = self.context
         if context is not None:
             context = context._replace(z=context.z[torch.from_numpy(bags).to(self.device)])
         return Cohort(
-            self.inputs[at],
+            self._inputs(rows),
             self.inducing[torch.from_numpy(points).to(self.device)],
             self.adjacency[rows][:, rows],
             np.concatenate([[0], np.cumsum(np.diff(self.offsets)[bags])]),
@@ -183,6 +246,13 @@ class Cohort:
             None if self.groups is None else self.groups[bags],
             None if self.known is None else self.known[rows],
         )
+
+    def _inputs(self, rows: Int[np.ndarray, " n"]) -> Float[Tensor, "n d"] | StoredRows:
+        """Those of some rows; many are converted when they are asked for, as before."""
+        stored, d = self.inputs, self.inducing.shape[1]
+        if isinstance(stored, StoredRows) and len(rows) * d > CONVERTED:
+            return replace(stored, rows=stored.rows[rows], shape=(len(rows), d))
+        return stored[torch.from_numpy(rows).to(self.device)]
 
 
 def folded(

@@ -81,7 +81,9 @@ class GradedFolds:
     ) -> Float[np.ndarray, " B"]:
         cohort = self.cohort
         inverse = torch.stack([torch.cholesky_inverse(p.chol_R) for p in problems])
-        m = objective.latent(cohort, at.theta, at.made, Fits(torch.stack(w), inverse, inverse))
+        prior = objective.prior_of(cohort, at.theta)
+        fits = Fits(torch.stack(w), inverse, inverse, prior)
+        m = objective.latent(cohort, at.theta, at.made, fits)
         code = torch.from_numpy(self.codes).to(cohort.device)
         ends = torch.from_numpy(np.concatenate([cuts, [np.inf]])).to(cohort.device)
         # the cut that a bag has passed; one of the lowest grade has not passed the first
@@ -107,10 +109,9 @@ class GradedFolds:
             at = self._at(settings)
             self._fit(self._problems(at, cuts))
             assert self.w is not None
-            mu = np.empty(len(self.cohort.row))
-            for fold, w in zip(self.cohort.folds, self.w, strict=True):
-                mu[fold.rows.cpu()] = (at.theta.mean + at.made.H[fold.rows] @ w).cpu().numpy()
-        return np.maximum.reduceat(mu, self.cohort.offsets[:-1])
+            own = zip(self.cohort.folds, self.w, strict=True)
+            mu = self.cohort.placed([at.made.H[fold.rows] @ w for fold, w in own])
+        return np.maximum.reduceat((at.theta.mean + mu).cpu().numpy(), self.cohort.offsets[:-1])
 
     def _at(self, settings: Settings) -> At:
         """Kept for the last settings."""

@@ -10,14 +10,17 @@ the bound has several. Of the bags of fold k
 and log p(y_b) is that of one_factor.py, which asks for the diagonal of S and one product S g. The
 residual K - W W' counts by its diagonal r alone, so that nothing is larger than N x M:
 
-    S_ii = Sigma_ii + (Sigma^2)_ii (Sigma r)_i + H_i R_k^-1 H_i' + tau^2.
+    S_ii = Sigma_ii + (Sigma diag(r) Sigma)_ii + H_i R_k^-1 H_i' + tau^2.
 
 The gradient in the settings z goes through each optimum: with g_k(w_k, z) = 0 the condition for
 w_k and J_k = -dg_k/dw_k,
 
     d score / dz = score_z + sum_k score_w_k' J_k^-1 g_k,z.
+
+All of it is computed with the bags in the order of their folds (folded_cohort.py).
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +29,7 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpmil.inference import nearby
+from gpmil.inference import nearby, row_products
 from gpmil.inference import solvers as inference
 from gpmil.inference.folded_cohort import Cohort, Fold
 from gpmil.inference.pieces import Chunk
@@ -38,6 +41,7 @@ from gpmil.process.kernels import JITTER
 from gpmil.process.slide_context import whitened
 
 TOLERANCE = 1e-6  # of w
+ROUGH = 1e-4  # where fits are compared, and not differentiated
 
 
 class Settings(NamedTuple):
@@ -118,22 +122,21 @@ def features(cohort: Cohort, theta: Theta) -> Features:
     """W, H and what is not explained by inducing points, of every instance."""
     formula, L = cohort.formula, inducing_factor(cohort, theta)
     pairs, own = _pairs(cohort, theta)
-    Kxz = theta.variance * formula.value(pairs, theta.lengthscale)
-    W = torch.linalg.solve_triangular(L, Kxz.mT, upper=False).mT
+    # W = Kxz L^-T; a product takes half the time of a triangular solve with as many rows
+    inverse = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
+    W = formula.value(pairs, theta.lengthscale) @ (theta.variance * inverse.mT)
     diagonal = theta.variance * formula.value(own, theta.lengthscale)
-    r = (diagonal - W.square().sum(1)).clamp(min=0)
-    spectra, strength = cohort.spectra, theta.coupling
-    noise, square = spectra.diagonals(strength, r)
-    smoothed = spectra.apply(torch.cat([W, r[:, None]], 1), strength)
-    # (Sigma diag(r) Sigma)_ii, as if r changed little from a patch to its neighbours
-    H, spread = smoothed[:, :-1], square * smoothed[:, -1]
+    r = (diagonal - row_products.squares(W)).clamp(min=0)
+    sigma = cohort.smoothing.at(theta.coupling)
+    noise, spread = sigma.diagonals(r, theta.coupling)
+    H = sigma.apply(W, theta.coupling)
     common = torch.zeros_like(cohort.labels, dtype=W.dtype) + theta.slide_effect**2
     if cohort.context is not None:
         v = whitened(*cohort.context, theta.slide_context, theta.slide_context_lengthscale)
         # Sigma 1 v' = 1 v'
         W, H = (torch.cat([x, v[cohort.row]], 1) for x in (W, H))
         common = common + (theta.slide_context - v.square().sum(1)).clamp(min=0)
-    return Features(W, H.contiguous(), noise, spread, r, common)
+    return Features(W, H, noise, spread, r, common)
 
 
 def _pairs(cohort: Cohort, theta: Theta) -> tuple[Float[Tensor, "N M"], Float[Tensor, " N"]]:
@@ -147,22 +150,50 @@ def _pairs(cohort: Cohort, theta: Theta) -> tuple[Float[Tensor, "N M"], Float[Te
 # --- The fits ------------------------------------------------------------------------------------
 
 
+class Prior(NamedTuple):
+    """What f = c + L w is at the inducing points, before any bag is seen."""
+
+    factor: Float[Tensor, "m m"]  # L; M of the M weights, without those of a slide context
+    mean: float
+    deviation: float  # sqrt(1 + variance), that of a patch
+
+
+def prior_of(cohort: Cohort, theta: Theta) -> Prior:
+    """At some settings."""
+    with torch.no_grad():
+        deviation = math.sqrt(1 + float(theta.variance))
+        return Prior(inducing_factor(cohort, theta), float(theta.mean), deviation)
+
+
 class Fits(NamedTuple):
     """The fit without each fold: w, the inverse of R = I + sum W'H, and J, about the Hessian."""
 
     w: Float[Tensor, "k M"]
     R_inverse: Float[Tensor, "k M M"]
     J: Float[Tensor, "k M M"]  # of minus the collapsed bound
+    prior: Prior
+
+    def moved(self, to: Prior) -> tuple[Float[Tensor, "k M"], Float[Tensor, "k M M"]]:
+        """w and J as a start at other settings: f keeps its place in units of a patch's deviation.
+
+        c' + L'w' = a (c + L w), a the ratio of the deviations, and with T = L^-1 L' about
+        J' - I = T'(J - I) T / a^2; weights of a slide context stay.
+        """
+        L, c, n, a = *self.prior[:2], len(to.factor), to.deviation / self.prior.deviation
+        at_points = a * (c + self.w[:, :n] @ L.mT) - to.mean
+        w = torch.linalg.solve_triangular(to.factor, at_points.mT, upper=False).mT
+        rest = torch.eye(self.w.shape[1] - n).to(L)
+        T = torch.block_diag(torch.linalg.solve_triangular(L, to.factor, upper=False) / a, rest)
+        eye = torch.eye(len(T)).to(T)
+        return torch.cat([w, self.w[:, n:]], 1), eye + T.mT @ (self.J - eye) @ T
 
 
 def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
     """Without each fold: the bags of all others as solvers take them."""
     tau, c = float(theta.slide_effect), float(theta.mean)
     R = precisions(cohort, theta, made)
-    chunks = [
-        Chunk(made.H[f.rows], patches(group_of(f, made.noise[f.rows].sqrt(), tau)))
-        for f in cohort.others
-    ]
+    H, sigma = (cohort.twice(x) for x in (made.H, made.noise.sqrt()))
+    chunks = [Chunk(H[f.rows], patches(group_of(f, sigma[f.rows], tau))) for f in cohort.around]
     return [
         Problem([chunk], own, torch.linalg.cholesky(own), c, len(chunk.H), 0.0)
         for chunk, own in zip(chunks, R, strict=True)
@@ -188,10 +219,13 @@ def gram_of(
 ) -> Float[Tensor, "M M"]:
     """sum_b W_b'H_b - k_b (W_b'1)(W_b'1)', k = tau^2 / (1 + tau^2 n): what bags add to R."""
     gram = W.mT @ H
-    if not has_effect(tau):
-        return gram
+    return gram + less_shared(W, fold, tau) if has_effect(tau) else gram
+
+
+def less_shared(W: Float[Tensor, "n M"], fold: Fold, tau: float | Tensor) -> Float[Tensor, "M M"]:
+    """-sum_b k_b (W_b'1)(W_b'1)'."""
     sums, share = _totals(W, fold.offsets), downdate(tau, fold.offsets.diff())
-    return gram - sums.mT @ (share[:, None] * sums)
+    return -sums.mT @ (share[:, None] * sums)
 
 
 def _totals(x: Float[Tensor, "n k"], offsets: Tensor) -> Float[Tensor, "b k"]:
@@ -199,77 +233,85 @@ def _totals(x: Float[Tensor, "n k"], offsets: Tensor) -> Float[Tensor, "b k"]:
     return torch.segment_reduce(x, "sum", offsets=offsets, axis=0)
 
 
-def fit(posed: list[Problem], start: Fits | None = None) -> Fits:
+def fit(
+    posed: list[Problem], prior: Prior, start: Fits | None = None, tolerance: float = TOLERANCE
+) -> Fits:
     """Maximise the collapsed bound without each fold; from zero, or from fits of the same folds."""
     if start is None:
-        found = [inference.direct(problem, 100, TOLERANCE) for problem in posed]
+        found = [inference.direct(problem, 100, tolerance) for problem in posed]
     else:
         found = [
-            nearby.maximum(problem, 100, TOLERANCE, w, J)
-            for problem, w, J in zip(posed, start.w, start.J, strict=True)
+            nearby.maximum(problem, 100, tolerance, w, J)
+            for problem, w, J in zip(posed, *start.moved(prior), strict=True)
         ]
     J = [
         inference.collapsed_bound(problem, one.w)[2] if one.curvature is None else one.curvature
         for problem, one in zip(posed, found, strict=True)
     ]
     inverse = [torch.cholesky_inverse(problem.chol_R) for problem in posed]
-    return Fits(torch.stack([one.w for one in found]), torch.stack(inverse), torch.stack(J))
+    w = torch.stack([one.w for one in found])
+    return Fits(w, torch.stack(inverse), torch.stack(J), prior)
 
 
 def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:
-    """Fits with some inducing points, as a start for the same folds with others: Z to Z'.
+    """Fits at these settings, as a start for the same folds with other inducing points: Z to Z'.
 
     u' = K_z'z Kzz^-1 u, so that w' = L'^-1 K_z'z L^-T w; what a slide context has stays.
     """
     with torch.no_grad():
+        to = to.in_folds
         theta = theta_of(settings, to.device)
-        formula, (L, new) = to.formula, (inducing_factor(c, theta) for c in (cohort, to))
+        formula, L, prior = to.formula, fits.prior.factor, prior_of(to, theta)
         cross = formula.value(formula.pairs(to.inducing, cohort.inducing), theta.lengthscale)
         n = len(L)
         weights = torch.linalg.solve_triangular(L.mT, fits.w[:, :n].mT, upper=True)
         weights = theta.variance * cross @ weights
-        w = torch.linalg.solve_triangular(new, weights, upper=False).mT
+        w = torch.linalg.solve_triangular(prior.factor, weights, upper=False).mT
         w = torch.cat([w, fits.w[:, n:]], 1)
         posed = problems(to, theta, features(to, theta))
         J = [inference.collapsed_bound(p, one)[2] for p, one in zip(posed, w, strict=True)]
-        return Fits(
-            w, torch.stack([torch.cholesky_inverse(p.chol_R) for p in posed]), torch.stack(J)
-        )
+        inverse = [torch.cholesky_inverse(p.chol_R) for p in posed]
+        return Fits(w, torch.stack(inverse), torch.stack(J), prior)
 
 
 # --- The score -----------------------------------------------------------------------------------
 
 
 class Latent(NamedTuple):
-    """m of every instance under the fit without its fold: mean and variance, and H R_k^-1."""
+    """m of every instance under the fit without its fold: mean, variance, and R_k^-1."""
 
     mu: Float[Tensor, " N"]
     variance: Float[Tensor, " N"]
-    HR: Float[Tensor, "N M"]
+    R_inverse: Float[Tensor, "k M M"]
 
 
 def latent(cohort: Cohort, theta: Theta, made: Features, fits: Fits) -> Latent:
     """mu = c + H w_k, and S_ii."""
-    parts = [(made.H[f.rows] @ w, made.H[f.rows] @ R) for f, w, R in zip(cohort.folds, *fits[:2])]
-    rows = torch.cat([fold.rows for fold in cohort.folds])
-    mu, HR = (torch.zeros_like(x).index_copy(0, rows, x) for x in map(torch.cat, zip(*parts)))
+    own = [made.H[f.rows] for f in cohort.folds]
+    mu = cohort.placed([H @ w for H, w in zip(own, fits.w, strict=True)])
+    forms = cohort.placed(
+        [row_products.forms(H, Q) for H, Q in zip(own, fits.R_inverse, strict=True)]
+    )
     common = made.common.index_select(0, cohort.row)
-    variance = made.noise + made.spread + (HR * made.H).sum(1) + common
-    return Latent(theta.mean + mu, variance, HR)
+    variance = made.noise + made.spread + forms + common
+    return Latent(theta.mean + mu, variance, fits.R_inverse)
 
 
 def loadings(
     cohort: Cohort, theta: Theta, made: Features, m: Latent, mu: Float[Tensor, " N"]
 ) -> Float[Tensor, " N"]:
     """u of one_factor.py, for what happens where `mu` is near zero: m.mu, or above a cut point."""
-    row, strength = cohort.row, theta.coupling
+    row, sigma, strength = cohort.row, cohort.smoothing.at(theta.coupling), theta.coupling
     g = one_factor.weights(mu, m.variance)
     # S_o g = (S - diag(Sigma)) g, S = Sigma + Sigma diag(r) Sigma + H R^-1 H' + common 11'
-    smooth = cohort.spectra.apply(g[:, None], strength)
-    again = cohort.spectra.apply(made.residual[:, None] * smooth, strength)[:, 0]
-    pulled = _totals(made.H * g[:, None], cohort.starts).index_select(0, row)
+    smooth = sigma.apply(g[:, None], strength)
+    again = sigma.apply(made.residual[:, None] * smooth, strength)[:, 0]
+    pulled = [
+        row_products.with_bags(made.H[f.rows], Q, g[f.rows], f.offsets)
+        for f, Q in zip(cohort.folds, m.R_inverse, strict=True)
+    ]
     total = _totals(g[:, None], cohort.starts)[:, 0] * made.common
-    shared = smooth[:, 0] - made.noise * g + again + (m.HR * pulled).sum(1)
+    shared = smooth[:, 0] - made.noise * g + again + cohort.placed(pulled)
     shared = shared + total.index_select(0, row)
     return one_factor.loadings(shared, g, m.variance, row, cohort.n_bags)
 
@@ -283,14 +325,18 @@ def scores(cohort: Cohort, theta: Theta, made: Features, fits: Fits) -> Float[Te
 
 
 def left_out(
-    cohort: Cohort, settings: Settings, start: Fits | None = None
+    cohort: Cohort,
+    settings: Settings,
+    start: Fits | None = None,
+    tolerance: float = TOLERANCE,
 ) -> tuple[Float[Tensor, " B"], Fits]:
     """log p(y_b) of every bag under the fit without its fold, in the order of the cohort."""
+    own = cohort.in_folds
     with torch.no_grad():
-        theta = theta_of(settings, cohort.device)
-        made = features(cohort, theta)
-        fits = fit(problems(cohort, theta, made), start)
-        return scores(cohort, theta, made, fits).cpu(), fits
+        theta = theta_of(settings, own.device)
+        made = features(own, theta)
+        fits = fit(problems(own, theta, made), prior_of(own, theta), start, tolerance)
+        return cohort.as_given(scores(own, theta, made, fits)).cpu(), fits
 
 
 def value(cohort: Cohort, settings: Settings, start: Fits | None = None) -> tuple[float, Fits]:
@@ -323,23 +369,25 @@ def gradient(
     weights: Float[np.ndarray, " d"] | None = None,
 ) -> Slopes:
     """The same with its derivatives in the settings (and the weights of the columns)."""
-    theta = theta_of(settings, cohort.device, weights)
+    own = cohort.in_folds
+    theta = theta_of(settings, own.device, weights)
     for x in theta.leaves:
         x.requires_grad_()
     with torch.enable_grad():
-        made = features(cohort, theta)
+        made = features(own, theta)
         held = made.leaves()
         with torch.no_grad():
-            found = _settled(problems(cohort, theta, made), start)
-        fits = Fits(_leaf(found.w), _leaf(found.R_inverse), found.J)
-        found_scores = scores(cohort, theta, held, fits)
+            found = _settled(problems(own, theta, made), prior_of(own, theta), start)
+        fits = found._replace(w=_leaf(found.w), R_inverse=_leaf(found.R_inverse))
+        found_scores = scores(own, theta, held, fits)
         found_scores.mean().backward()
-        _through_fits(cohort, theta, held, found, *_adjoint(fits))
+        _through_fits(own, theta, held, found, *_adjoint(fits))
         live = [(x, collected(leaf)) for x, leaf in zip(made, held) if x.requires_grad]
         torch.autograd.backward([x for x, _ in live], [bar for _, bar in live])
     slopes = [float(collected(x)) if isinstance(x, Tensor) else 0.0 for x in theta[:7]]
     columns = None if theta.weights is None else collected(theta.weights).cpu().numpy()
-    return Slopes(found_scores.detach().cpu(), Settings(*slopes), found, columns)
+    by_bag = cohort.as_given(found_scores.detach()).cpu()
+    return Slopes(by_bag, Settings(*slopes), found, columns)
 
 
 def _leaf(x: Tensor) -> Tensor:
@@ -351,9 +399,9 @@ def collected(x: Tensor) -> Tensor:
     return torch.zeros_like(x) if x.grad is None else x.grad
 
 
-def _settled(posed: list[Problem], start: Fits | None) -> Fits:
+def _settled(posed: list[Problem], prior: Prior, start: Fits | None) -> Fits:
     """The fits, with the Hessian at each optimum."""
-    found = fit(posed, start)
+    found = fit(posed, prior, start)
     J = [inference.collapsed_bound(p, w)[2] for p, w in zip(posed, found.w, strict=True)]
     return found._replace(J=torch.stack(J))
 
@@ -375,14 +423,53 @@ def _through_fits(
     R_bar: Float[Tensor, "k M M"],
 ) -> None:
     """What g_k = sum H'gamma - w_k = 0 and R_k = I + sum W'H add, sums over the other folds."""
-    for k, others in enumerate(cohort.others):
-        H = held.H[others.rows]
-        sigma = held.noise[others.rows].sqrt()
-        likelihood = patches(group_of(others, sigma, theta.slide_effect))
-        gamma = likelihood.curvature(theta.mean + H @ fits.w[k])[0]
-        ((H @ v[k]) * gamma).sum().backward()
-    whole = (R_bar + R_bar.mT).sum(0) / 2
-    for k, fold in enumerate(cohort.folds):
-        R = whole - (R_bar[k] + R_bar[k].mT) / 2
-        gram = gram_of(held.W[fold.rows], held.H[fold.rows], fold, theta.slide_effect)
-        (gram * R).sum().backward()
+    _through_optima(cohort, theta, held, fits.w, v)
+    symmetric = (R_bar + R_bar.mT) / 2
+    _through_grams(cohort, theta, held, symmetric.sum(0) - symmetric)
+
+
+def _through_grams(
+    cohort: Cohort, theta: Theta, held: Features, R_bar: Float[Tensor, "k M M"]
+) -> None:
+    """<R', W'Sigma W> of every fold, R' symmetric: W' = 2 Sigma W R' = 2 H R', Sigma at hand.
+
+    And lambda' = -<W R', (Sigma - Sigma^2) W> / lambda = -<H R', W - H> / lambda.
+    """
+    with torch.no_grad():
+        HR = torch.cat([held.H[span] @ R for span, R in zip(cohort.spans, R_bar, strict=True)])
+        by_strength = -torch.vdot(HR.flatten(), (held.W - held.H).flatten())
+    torch.autograd.backward([held.W], [2 * HR])
+    if isinstance(theta.coupling, Tensor):
+        torch.autograd.backward([theta.coupling], [by_strength / theta.coupling.detach()])
+    if not has_effect(theta.slide_effect):
+        return
+    for span, fold, R in zip(cohort.spans, cohort.folds, R_bar, strict=True):
+        (less_shared(held.W[span], fold, theta.slide_effect) * R).sum().backward()
+
+
+def _through_optima(
+    cohort: Cohort,
+    theta: Theta,
+    held: Features,
+    w: Float[Tensor, "k M"],
+    v: Float[Tensor, "k M"],
+) -> None:
+    """sum_k v_k'g_k at fixed w_k; its derivative in H is of rank two per fold.
+
+    With gamma(mu) at mu = c + H w_k it is (H v_k)'gamma, so that H' = gamma v_k' + mu' w_k'.
+    """
+    with torch.no_grad():
+        mu, along = (cohort.twice(held.H @ x.mT) for x in (w, v))
+        sigma = cohort.twice(held.noise.sqrt())
+    by_mu, gammas, by_sigma = torch.zeros_like(mu), torch.zeros_like(mu), torch.zeros_like(sigma)
+    for k, others in enumerate(cohort.around):
+        at, own = _leaf(mu[others.rows, k]), _leaf(sigma[others.rows])
+        likelihood = patches(group_of(others, own, theta.slide_effect))
+        gamma = likelihood.curvature(theta.mean + at)[0]
+        (along[others.rows, k] * gamma).sum().backward()
+        gammas[others.rows, k], by_mu[others.rows, k] = gamma.detach(), collected(at)
+        by_sigma[others.rows] += collected(own)
+    by_H = cohort.once(gammas) @ v + cohort.once(by_mu) @ w
+    torch.autograd.backward(
+        [held.H, held.noise], [by_H, cohort.once(by_sigma) / (2 * held.noise.detach().sqrt())]
+    )

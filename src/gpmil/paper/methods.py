@@ -19,7 +19,7 @@ from gpmil.models import (
 
 COUPLINGS = (0.1, 0.5, 1.0, 5.0, 10.0)  # the paper's values of lambda
 DEFAULT = 0.5  # the one it uses "by default in the sequel"
-TUNED = ("tuned", "effect")  # keys of the rows whose settings are learned
+TUNED = ("tuned", "effect", "context")  # keys of the rows whose settings are learned
 GRID = {  # the search that networks get
     "learning_rate": [1e-4, 3e-4, 1e-3],
     "weight_decay": [1e-4, 1e-2],
@@ -81,21 +81,26 @@ def gaussian(common: Mapping[str, Any], quick: bool) -> list[Method]:
 
 
 def learned(common: Mapping[str, Any], quick: bool) -> list[Method]:
-    """VGPMIL-PR-I with settings learned from bags left out: the paper's, and one more.
+    """VGPMIL-PR-I with settings learned from bags left out: the paper's, and more of them.
 
-    The slide effect is what all patches of a slide share beyond their features; the paper has none.
+    The slide effect is what all patches of a slide share beyond their features, the slide context
+    what the slide's mean feature adds to each of them; the paper has neither.
     """
     small = {"n_inducing": 40, "tuning_budget": 6} if quick else {}
 
-    def make(slide_effect: float | str) -> Callable[[int], Any]:
-        settings = {"slide_effect": slide_effect, **small, **common}
+    def make(**slides: float | str) -> Callable[[int], Any]:
+        settings = slides | small | dict(common)
         return lambda seed: VGPMILPRI(random_state=seed, **settings)
 
-    paper, effect = TUNED
-    words = "learned settings"
+    with_effect = {"slide_effect": "auto"}
+    rows = [
+        ("VGPMIL-PR-I", make(slide_effect=0.0), 4.0),
+        ("VGPMIL-PR-I, slide effect", make(**with_effect), 6.0),
+        ("VGPMIL-PR-I, slide effect, context", make(**with_effect, slide_context="auto"), 10.0),
+    ]
     return [
-        Method(paper, "VGPMIL-PR-I", make(0.0), settings=words, effort=25.0),
-        Method(effect, "VGPMIL-PR-I, slide effect", make("auto"), settings=words, effort=40.0),
+        Method(key, name, build, settings="learned settings", effort=effort)
+        for key, (name, build, effort) in zip(TUNED, rows, strict=True)
     ]
 
 
