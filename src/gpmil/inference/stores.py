@@ -27,6 +27,7 @@ from gpmil.fast.lanes import in_lanes
 from gpmil.fast.memory import free_memory
 from gpmil.inference.pieces import Chunk, Piece
 from gpmil.moments.likelihood import Family, Group, Likelihood, downdate
+from gpmil.moments.logistic import Process
 from gpmil.process.sparse_gp import SparseGP
 
 logger = logging.getLogger("gpmil")
@@ -50,6 +51,7 @@ class Source:
     dtype: torch.dtype
     likelihood: Family
     known: Int[np.ndarray, " N"] | None = None  # labels of instances, -1 where unknown
+    residual: bool = False  # whether the likelihood asks for diag(Kxx - W W')
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -87,6 +89,7 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
     """
     keep = _KEEPERS[resolve_store(store, source)](source)
     sigma = torch.empty(source.shape[0], dtype=torch.float64, device=source.device)
+    residual = torch.empty_like(sigma) if source.residual else None
     every = trace_columns(np.diff(source.offsets)) if every is None else every
 
     def one_lane(parts: Sequence[Callable[[], coupling.Part]]) -> Gathered:
@@ -99,6 +102,9 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
             W, H = source.smoothed(part, x, sizes)
             gram += W.mT @ H
             sigma[part.rows] = part.diagonal().sqrt()
+            if residual is not None:
+                left = source.gp.kernel.diagonal(x) - W.square().sum(1)
+                residual[part.rows] = left.clamp(min=0)
             trace += part.trace(x, source.gp.kernel, every)
             if source.gp.context is not None:  # tr(Sigma 11') = n
                 trace += source.gp.context.variance * len(x)
@@ -114,7 +120,8 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
     edges = coupling.Edges.of(source.adjacency, source.device)
     parts = coupling.plan(source.adjacency, source.offsets, source.strength, source.device, edges)
     found = in_lanes(parts, one_lane, add, side_by_side=source.device.type == "cpu")
-    pieces = [keep.piece(source.likelihood(group)) for group in _groups(source, sigma, edges)]
+    groups = _groups(source, sigma, residual, edges)
+    pieces = [keep.piece(source.likelihood(group)) for group in groups]
     return pieces, Gathered((found.gram + found.gram.mT) / 2, found.trace)
 
 
@@ -166,7 +173,9 @@ def resolve_store(store: str, source: Source) -> str:
     return "recompute"
 
 
-def _groups(source: Source, sigma: Tensor, edges: coupling.Edges) -> Iterator[Group]:
+def _groups(
+    source: Source, sigma: Tensor, residual: Tensor | None, edges: coupling.Edges
+) -> Iterator[Group]:
     """Whole bags, about CHUNK_ROWS rows together, in the order of the cohort."""
     offsets, device, graph = source.offsets, source.device, source.adjacency
     known = None if source.known is None else torch.tensor(source.known, device=device)
@@ -185,6 +194,7 @@ def _groups(source: Source, sigma: Tensor, edges: coupling.Edges) -> Iterator[Gr
             graph,
             source.gp.effect,
             None if known is None else known[rows],
+            None if residual is None else residual[rows],
         )
 
 
@@ -347,6 +357,10 @@ class _Deferred:
     def gamma(self, w: Tensor, c: float) -> Tensor:
         """As `Chunk.gamma`."""
         return self.chunk().gamma(w, c)
+
+    def turn(self, state: Tensor, at: Process | None, c: float) -> tuple[Tensor, Tensor, Tensor]:
+        """As `Chunk.turn`."""
+        return self.chunk().turn(state, at, c)
 
 
 @dataclass(frozen=True)

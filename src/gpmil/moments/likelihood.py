@@ -9,7 +9,7 @@ another.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import scipy.sparse as sp
 import torch
@@ -37,6 +37,7 @@ class Group:
     graph: sp.csr_array | None = None  # the neighbours of the whole cohort
     effect: float | Float[Tensor, ""] = 0.0  # tau, the deviation of what a bag's instances share
     known: Int[Tensor, " n"] | None = None  # labels of instances: 0, 1, or -1 where unknown
+    residual: Float[Tensor, " n"] | None = None  # diag(Kxx - W W'), where it is asked for
 
     @functools.cached_property
     def row(self) -> Int[Tensor, " n"]:
@@ -111,6 +112,12 @@ class Likelihood(Traits, Protocol):
     def jacobian(self, mu: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], LogZ, Product]:
         """E[m], log Z, and D = dE/dmu."""
         raise self._without_moments()
+
+    def turn(
+        self, W: Float[Tensor, "n M"], state: Float[Tensor, "two n"], at: Any, c: float
+    ) -> tuple[Tensor, Float[Tensor, " M"], Float[Tensor, "M M"]]:
+        """A turn of VGPMIL's q(h), see logistic.py."""
+        raise ValueError(f"{type(self).__name__} has no q(h): it is no likelihood of VGPMIL.")
 
     def loop(self, H: Float[Tensor, "n M"]) -> compiled.Loop | None:
         """The compiled twin of a pass over these bags, where there is one."""
