@@ -83,7 +83,12 @@ def inverted(
     factor = torch.linalg.cholesky(precision)
     # log|Sigma_b| = -log|P_b|
     logdet = -2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return torch.cholesky_inverse(factor), logdet
+    if not precision.is_cuda:
+        return torch.cholesky_inverse(factor), logdet
+    # of many matrices on a GPU in two thirds of the time: P^-1 = L^-T L^-1
+    eye = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
+    root = torch.linalg.solve_triangular(factor, eye, upper=False)
+    return root.mT @ root, logdet
 
 
 def padded_precision(

@@ -159,6 +159,9 @@ class Chunk:
         self, w: Float[Tensor, " M"], c: float
     ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
         """sum_b log Z_b, its gradient in w, and minus its Hessian."""
+        found = self.likelihood.bound(self.H, w, c)
+        if found is not None:
+            return found
         gamma, log_z, A = self.likelihood.curvature(c + self.times(w))
         return float(log_z), self.against(gamma), A(self.H, self.H)
 

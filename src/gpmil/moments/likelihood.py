@@ -45,6 +45,11 @@ class Group:
         sizes = self.offsets.diff()
         return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
 
+    @functools.cached_property
+    def largest_first(self) -> Int[Tensor, " b"]:
+        """The bags in the order of their sizes."""
+        return self.offsets.diff().argsort(descending=True, stable=True)
+
     def some(self, bags: Bool[Tensor, " b"]) -> tuple["Group", Int[Tensor, " k"]]:
         """Some of the bags, as if patches had no neighbours, and where their rows are."""
         rows = bags[self.row].nonzero()[:, 0]
@@ -129,6 +134,13 @@ class Likelihood(Traits, Protocol):
         """sum_b log Z_b at mu = c + H w and its gradient in w, where one compiled pass has them."""
         loop = self.loop(H)
         return None if loop is None else loop.rise(w, c)
+
+    def bound(
+        self, H: Float[Tensor, "n M"], w: Float[Tensor, " M"], c: float
+    ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]] | None:
+        """As `rise`, and minus the Hessian, where one pass has them."""
+        loop = self.loop(H)
+        return None if loop is None else loop.bound(w, c)
 
     def _without_moments(self) -> ValueError:
         return ValueError(

@@ -197,7 +197,7 @@ class LogisticPatches(Likelihood):
             update = UPDATES[self.rule.expected_max]
             state[0] = update(state[0], Ef, self.group, self.columns, self.rule.log_H)
             state[1] = Eff.sqrt()
-            bound = self.bound(state, Ef)
+            bound = self.share(state, Ef)
             if shared is not None:
                 bound = bound - shared.divergence(at, self.rule.effect)
         return bound, *self.sums(W, state, c)
@@ -239,7 +239,7 @@ class LogisticPatches(Likelihood):
             b -= lean.mT @ (pulled / p)
         return b, R
 
-    def bound(self, state: State, Ef: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    def share(self, state: State, Ef: Float[Tensor, " n"]) -> Float[Tensor, ""]:
         """What the bags add to the evidence bound where xi is at its best: E[f^2] = xi^2."""
         s, xi = state
         pi, log_none = torch.sigmoid(s), log_no_label(s, self.group)
