@@ -51,7 +51,7 @@ class Edges(NamedTuple):
         """From the adjacency of a cohort."""
         parts = (adjacency.indptr, adjacency.indices, adjacency.data)
         # as they are, and half as many bytes travel to a GPU
-        start, column, weight = (torch.from_numpy(a).to(device) for a in parts)
+        start, column, weight = (torch.from_numpy(np.array(a)).to(device) for a in parts)
         start, column, weight = start.long(), column.long(), weight.double()
         degree = torch.segment_reduce(weight, "sum", offsets=start, initial=0.0)
         return cls(start, column, weight, degree)
