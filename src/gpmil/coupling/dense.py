@@ -46,17 +46,25 @@ class Dense:
 
     def pad(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "b p k"]:
         """The bags side by side, zeros where a bag is shorter."""
-        out = x.new_zeros(*self.mask.shape, x.shape[1])
-        out[self.mask] = x
-        return out
+        out = x.new_zeros(self.mask.numel(), x.shape[1]).index_copy_(0, self._place, x)
+        return out.view(*self.mask.shape, -1)
+
+    @functools.cached_property
+    def _place(self) -> Int[Tensor, " n"]:
+        """Of every row among the b x p padded ones: a mask would make a GPU wait each time."""
+        return self.mask.view(-1).nonzero()[:, 0]
+
+    def _taken(self, x: Float[Tensor, "b p *k"]) -> Float[Tensor, "n *k"]:
+        """The rows of the bags alone."""
+        return x.flatten(0, 1).index_select(0, self._place)
 
     def apply(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Sigma x, one batched product."""
-        return (self.sigma @ self.pad(x))[self.mask]
+        return self._taken(self.sigma @ self.pad(x))
 
     def diagonal(self) -> Float[Tensor, " n"]:
         """diag Sigma."""
-        return self.sigma.diagonal(dim1=-2, dim2=-1)[self.mask]
+        return self._taken(self.sigma.diagonal(dim1=-2, dim2=-1))
 
     def logdet(self) -> Float[Tensor, " b"]:
         """log|Sigma_b|."""
@@ -110,6 +118,7 @@ class Places(NamedTuple):
     size: Int[Tensor, " b"]
     mask: Bool[Tensor, "b p"]  # which of the padded places are filled
     rows: Int[Tensor, " n"]
+    place: Int[Tensor, " n"]  # of every row among the b x p padded ones
 
     @classmethod
     def of(cls, edges: Edges, offsets: Offsets, bags: Int[np.ndarray, " b"]) -> "Places":
@@ -118,22 +127,23 @@ class Places(NamedTuple):
         first, size = (torch.from_numpy(a).to(device) for a in (offsets[bags], sizes))
         within = torch.arange(int(sizes.max()), device=device)
         mask = within < size[:, None]
-        return cls(first, size, mask, (first[:, None] + within)[mask])
+        place = mask.view(-1).nonzero()[:, 0]
+        return cls(first, size, mask, (first[:, None] + within).view(-1)[place], place)
 
     def precision(self, edges: Edges, strength: float) -> Float[Tensor, "b p p"]:
         """P = I + lambda (diag(A 1) - A), the padding with unit rows."""
         (b, p), device, rows = self.mask.shape, edges.start.device, self.rows
-        place = self.mask.view(-1).nonzero()[:, 0]  # of every row among the b x p padded ones
         P = torch.zeros(b * p, p, dtype=torch.float64, device=device)
         count = edges.start[rows + 1] - edges.start[rows]
         edge = torch.arange(int(count.sum()), device=device)
-        edge += (edges.start[rows] - (count.cumsum(0) - count)).repeat_interleave(count)
-        of = place.repeat_interleave(count)
+        before = edges.start[rows] - (count.cumsum(0) - count)
+        edge += before.repeat_interleave(count, output_size=len(edge))
+        of = self.place.repeat_interleave(count, output_size=len(edge))
         P[of, edges.column[edge] - self.first[of // p]] = -strength * edges.weight[edge]
         P = P.view(b, p, p)
-        diagonal = torch.ones(b, p, dtype=torch.float64, device=device)
-        diagonal[self.mask] += strength * edges.degree[rows]
-        P.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        diagonal = torch.ones(b * p, dtype=torch.float64, device=device)
+        diagonal.index_add_(0, self.place, strength * edges.degree[rows])
+        P.diagonal(dim1=-2, dim2=-1).add_(diagonal.view(b, p))
         return P
 
 
