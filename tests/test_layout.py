@@ -62,8 +62,6 @@ KNOW_NOTHING_OF_THE_COHORT = ("coupling", "fast", "process", "moments")
 FOR_USERS = ["gpmil.distributed", "gpmil.io", "gpmil.models", "gpmil.simulate", *DOORS.values()]
 
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 450, 45
-# The GPU kernel is one program; Triton compiles no function it cannot see whole.
-LONG_FUNCTIONS = {"gpmil.fast.fused_kernel.sweep"}
 
 PUBLIC = [
     "AttentionMIL",
@@ -239,7 +237,7 @@ def test_no_module_is_longer_than_can_be_read_in_one_sitting():
 
 def test_no_function_is_longer_than_a_page():
     found = (long_functions(text, dotted(path)) for path, text in texts().items())
-    assert set().union(*found) == LONG_FUNCTIONS
+    assert not set().union(*found)
 
 
 def test_a_long_function_is_found():

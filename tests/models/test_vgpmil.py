@@ -4,12 +4,14 @@ import copy
 import logging
 import pickle
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 
 import gpytorch
 import jaxtyping
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,12 +26,16 @@ from synthetic import small_cohort, some_inducing, standardised
 
 import gpmil
 from gpmil import VGPMIL, Bags
-from gpmil.inference import logistic
+from gpmil.inference import logistic as inference
+from gpmil.inference import pieces, solvers, stores
 from gpmil.models.base import resolve_device
+from gpmil.moments import logistic
+from gpmil.moments.likelihood import Group
 from gpmil.process.kernels import Kernel
 from gpmil.process.sparse_gp import Posterior, SparseGP
 
 LENGTH = 1.3
+WHEREVER = [{}, {"expected_max": "largest"}, {"slide_effect": 0.9, "mean": -0.4}]
 
 
 @pytest.fixture(autouse=True)
@@ -74,16 +80,30 @@ def twin(bags, z, **given):
     )
 
 
-def random_problem(seed, variance=1.4, c=0.3, n_bags=6, sizes=(1, 6), M=5, dtype=torch.float64):
+def following(H, expected_max="product"):
+    """The likelihood of bags that follow their instances so firmly."""
+    return logistic.Logistic(float(np.log(H)), expected_max)
+
+
+def random_problem(
+    seed, rule, variance=1.4, c=0.3, n_bags=6, sizes=(1, 6), M=5, dtype=torch.float64
+):
     """Inference's own view of a cohort, its Gaussian process, and the oracle's view."""
     bags = small_cohort(seed, n_bags=n_bags, sizes=sizes)
     dense = twin(bags, some_inducing(bags, M), c=c, variance=variance, lengthscale=LENGTH)
     gp = SparseGP.build(Kernel("rbf", variance, LENGTH), torch.from_numpy(dense.z))
     x = torch.from_numpy(np.concatenate(dense.bags))
-    problem = logistic.prepare(
-        gp, lambda rows: x[rows], bags.offsets, bags.labels == 1, c, dtype=dtype
-    )
-    return problem, gp, dense
+    return problem_of(bags, gp, x, c, rule, dtype), gp, dense
+
+
+def problem_of(bags, gp, x, c, rule, dtype=torch.float64):
+    """Pieces as a fit makes them, of bags with kernel inputs x."""
+    none = sp.csr_array((len(x), len(x)))
+    source = stores.Source(
+        gp, lambda rows: x[rows], none, bags.offsets, bags.labels == 1, 0.0, dtype, rule,
+        residual=True,
+    )  # fmt: skip
+    return solvers.assemble(*stores.gather(source, "memory"), c, len(x))
 
 
 # --- The fit is the oracle's ------------------------------------------------------------------
@@ -149,10 +169,10 @@ def test_fit_and_predictions_equal_the_oracle(case):
 
 
 def test_every_iteration_equals_the_oracle():
-    problem, gp, dense = random_problem(seed=8)
+    problem, gp, dense = random_problem(8, following(40.0))
     pi, xi = start(len(dense.A), 8)
     for n_iter in (1, 2, 5):
-        found = logistic.sweeps(problem, pi, xi, 40.0, n_iter, 0.0)
+        found = inference.sweeps(problem, pi, xi, n_iter, 0.0)
         expected, m, _, trace = oracles.sweeps(dense, pi, xi, 40.0, n_iter)
         np.testing.assert_allclose(expit(found.s), expected, rtol=1e-8)
         np.testing.assert_allclose(found.q.mean_u(gp), m, rtol=1e-8)
@@ -189,11 +209,19 @@ def test_labels_of_a_bag_are_summed_over_all_assignments():
     rng = np.random.default_rng(0)
     sizes = np.array([3, 1, 5, 1, 2])
     offsets, s = np.r_[0, sizes.cumsum()], rng.normal(size=sizes.sum()) * 2
-    columns = logistic.Columns.build(offsets, np.array([True, False, True, False, True]))
+    group = group_of(offsets, np.array([True, False, True, False, True]))
     expected = [oracles.expected_right(piece, 0) for piece in np.split(expit(s), offsets[1:-1])]
-    np.testing.assert_allclose(
-        np.exp(columns.log_none(s)), np.array(expected)[columns.order], rtol=1e-13
-    )
+    found = logistic.log_no_label(torch.from_numpy(s), group)
+    np.testing.assert_allclose(found.exp(), expected, rtol=1e-13)
+
+
+def group_of(offsets, positive):
+    """Bags as a likelihood is told of them."""
+    n = int(offsets[-1])
+    return Group(
+        torch.ones(n, dtype=torch.float64), torch.from_numpy(offsets), torch.from_numpy(positive),
+        None, slice(0, n),
+    )  # fmt: skip
 
 
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=st.integers(0, 999))
@@ -201,14 +229,16 @@ def test_labels_of_a_bag_are_summed_over_all_assignments():
 def test_columns_visit_every_instance_in_the_order_of_its_bag(sizes, seed):
     rng = np.random.default_rng(seed)
     offsets, positive = np.r_[0, np.cumsum(sizes)], rng.random(len(sizes)) < 0.6
-    columns = logistic.Columns.build(offsets, positive)
-    visits = np.concatenate(columns.rows)
+    columns = logistic.Columns.of(group_of(offsets, positive))
+    rows = [columns.first[:count] + k for k, count in enumerate(columns.reach)]
+    visits = torch.cat(rows).numpy()
     assert sorted(visits) == list(range(offsets[-1]))
     for first, last in pairwise(offsets):
         mine = visits[(visits >= first) & (visits < last)]
         assert np.array_equal(mine, np.arange(first, last))
-    assert np.array_equal(columns.sign > 0, positive[columns.order])
-    assert (np.diff(np.array(sizes)[columns.order]) <= 0).all()
+    order = columns.order.numpy()
+    assert np.array_equal(columns.sign.numpy() > 0, positive[order])
+    assert (np.diff(np.array(sizes)[order]) <= 0).all()
 
 
 @pytest.mark.parametrize("rule", ["product", "largest"])
@@ -225,13 +255,13 @@ def test_label_updates_equal_the_loop(rule, sizes, seed, log_H, ties):
     s, Ef = rng.normal(size=offsets[-1]) * 3, rng.normal(size=offsets[-1]) * 2
     if ties:  # the largest of the others is then the largest
         s = np.round(s)
-    update = {"product": logistic.update_labels, "largest": logistic.update_labels_by_largest}
-    before = s.copy()
-    found = update[rule](s, Ef, logistic.Columns.build(offsets, positive), log_H)
+    before, group = s.copy(), group_of(offsets, positive)
+    given = torch.from_numpy(s), torch.from_numpy(Ef), group, logistic.Columns.of(group)
+    found = logistic.UPDATES[rule](*given, log_H)
     assert np.array_equal(s, before)
     rows = [range(a, b) for a, b in pairwise(offsets)]
     expected = oracles.update_h(rows, positive.astype(int), expit(s), Ef, np.exp(log_H), rule)
-    np.testing.assert_allclose(expit(found), expected, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(expit(found.numpy()), expected, rtol=1e-10, atol=1e-14)
 
 
 # --- The bound --------------------------------------------------------------------------------
@@ -272,41 +302,42 @@ def test_bound_never_falls(sizes, spread, log_H, variance, c, seed):
     [(0, 0.3, 0.4, 2.5), (1, 1.4, -1.2, 100.0), (2, 30.0, 0.7, 1e12)],
 )
 def test_no_update_lowers_the_bound(seed, variance, c, H):
-    problem, gp, dense = random_problem(seed, variance, c)
+    problem, gp, dense = random_problem(seed, following(H), variance, c)
+    chunk = problem.chunks[0]
     rng = np.random.default_rng(seed)
     N, M = dense.A.shape
     for _ in range(10):
         # from anywhere: q(u), xi and q(h) that have nothing to do with each other
         root = torch.from_numpy(np.eye(M) + 0.4 * rng.normal(size=(M, M)))
         q = Posterior.build(torch.from_numpy(rng.normal(size=M)), root @ root.mT)
-        xi = torch.from_numpy(np.exp(rng.normal(size=N)))
-        s = 2 * rng.normal(size=N)
+        state = torch.from_numpy(np.stack([2 * rng.normal(size=N), np.exp(rng.normal(size=N))]))
 
-        def bound(q, xi, s):
+        def bound(q, state):
             m, S = q.mean_u(gp).numpy(), q.covariance_u(gp).numpy()
-            return oracles.bound(dense, m, S, xi.numpy(), expit(s), H)
+            return oracles.bound(dense, m, S, state[1].numpy(), expit(state[0].numpy()), H)
 
-        at = [bound(q, xi, s)]
-        q, _ = logistic.update_process(problem, s, xi)
-        at.append(bound(q, xi, s))
-        Ef, Eff = logistic.moments(problem, q)
-        # where xi is not at its optimum
-        own = logistic.bound(problem, q, xi, Eff, Ef.numpy(), s, float(np.log(H)))
+        at = [bound(q, state)]
+        _, b, R = chunk.turn(state.clone(), None, c)
+        R = R + torch.eye(M, dtype=torch.float64)
+        q = Posterior.build(torch.linalg.solve(R, b), R)
+        at.append(bound(q, state))
+        here = logistic.Process(q.w, torch.linalg.inv(R))
+        after = state.clone()
+        own = chunk.turn(after, here, c)[0] - inference._divergence(q, here)
+        state[1] = after[1]
+        at.append(bound(q, state))
+        at.append(bound(q, after))
         np.testing.assert_allclose(own, at[-1], rtol=1e-9)
-        xi = Eff.sqrt()
-        at.append(bound(q, xi, s))
-        s = logistic.update_labels(s, Ef.numpy(), problem.bags, float(np.log(H)))
-        at.append(bound(q, xi, s))
         assert (np.diff(at) >= -1e-10 * np.abs(at[1:])).all(), at
 
 
 def test_labels_at_their_optimum_do_not_move():
-    problem, _, dense = random_problem(seed=4)
-    s = np.random.default_rng(1).normal(size=len(dense.A))
-    Ef = np.random.default_rng(2).normal(size=len(dense.A))
+    problem, _, dense = random_problem(4, following(20.0))
+    mine = problem.chunks[0].likelihood
+    s, Ef = (torch.from_numpy(np.random.default_rng(k).normal(size=len(dense.A))) for k in (1, 2))
     for _ in range(500):
-        s = logistic.update_labels(s, Ef, problem.bags, np.log(20.0))
-    again = logistic.update_labels(s, Ef, problem.bags, np.log(20.0))
+        s = logistic.update_labels(s, Ef, mine.group, mine.columns, np.log(20.0))
+    again = logistic.update_labels(s, Ef, mine.group, mine.columns, np.log(20.0))
     np.testing.assert_allclose(again, s, rtol=1e-10, atol=1e-12)
 
 
@@ -400,12 +431,37 @@ def test_float32_storage_is_close():
     np.testing.assert_allclose(two.posterior_mean_, one.posterior_mean_, atol=1e-4 * scale)
 
 
-@pytest.mark.parametrize("expected_max", ["product", "largest"])
-def test_chunks_do_not_matter(expected_max, monkeypatch):
+@pytest.mark.parametrize("case", WHEREVER, ids=str)
+def test_where_W_lies_does_not_matter(case, monkeypatch):
     bags = small_cohort(5, n_bags=10)
-    one = small(expected_max=expected_max, lengthscale=LENGTH).fit(bags)
-    monkeypatch.setattr(logistic, "CHUNK_ROWS", 7)
-    two = small(expected_max=expected_max, lengthscale=LENGTH).fit(bags)
+    chosen = {"lengthscale": LENGTH} | case
+    one = small(**chosen).fit(bags)
+    monkeypatch.setattr(stores, "CHUNK_ROWS", 20)
+    monkeypatch.setattr(logistic, "ROWS", 7)
+    passes = []
+    for store in ("memory", "disk", "recompute"):
+        turn = counted(monkeypatch, passes)
+        two = small(**chosen, store=store).fit(bags)
+        monkeypatch.setattr(pieces.Chunk, "turn", turn)
+        assert_same(two, one, bags)
+    # the start, and one pass for each of the 30 iterations
+    n_pieces = len({p for p, _ in passes})
+    assert n_pieces > 2 and len(passes) == 3 * 31 * n_pieces
+
+
+def counted(monkeypatch, passes):
+    """Keep what passes are made over which rows; the method that was there."""
+    plain = pieces.Chunk.turn
+
+    def turn(chunk, state, at, c):
+        passes.append((chunk.group.rows.start, at))
+        return plain(chunk, state, at, c)
+
+    monkeypatch.setattr(pieces.Chunk, "turn", turn)
+    return plain
+
+
+def assert_same(two, one, bags):
     scale = np.abs(one.posterior_mean_).max()
     np.testing.assert_allclose(two.posterior_mean_, one.posterior_mean_, atol=1e-10 * scale)
     np.testing.assert_allclose(two.elbo_trace_, one.elbo_trace_, rtol=1e-10)
@@ -505,18 +561,17 @@ def shuffled(dense, rng):
 
 
 def permuted_problem(problem, order):
-    W = torch.cat(problem.chunks)[order]
-    return logistic.Problem([W], problem.residual[order], problem.c, problem.bags)
+    chunk = problem.chunks[0]
+    group = replace(chunk.group, residual=chunk.group.residual[order])
+    return replace(problem, chunks=[pieces.Chunk(chunk.H[order], chunk.likelihood.rule(group))])
 
 
 def test_order_inside_a_bag_does_not_matter_to_parallel_updates():
-    problem, _, dense = random_problem(seed=6)
+    problem, _, dense = random_problem(6, following(30.0, "largest"))
     pi, xi = start(len(dense.A), 1)
     order = shuffled(dense, np.random.default_rng(5))
-    one = logistic.sweeps(problem, pi, xi, 30.0, 9, 0.0, "largest")
-    two = logistic.sweeps(
-        permuted_problem(problem, order), pi[order], xi[order], 30.0, 9, 0.0, "largest"
-    )
+    one = inference.sweeps(problem, pi, xi, 9, 0.0)
+    two = inference.sweeps(permuted_problem(problem, order), pi[order], xi[order], 9, 0.0)
     np.testing.assert_allclose(two.s, one.s[order], rtol=1e-10)
     np.testing.assert_allclose(two.q.w, one.q.w, rtol=1e-10)
     np.testing.assert_allclose(two.trace, one.trace, rtol=1e-10)
@@ -524,11 +579,11 @@ def test_order_inside_a_bag_does_not_matter_to_parallel_updates():
 
 def test_order_inside_a_bag_does_not_matter_where_the_bound_is_largest():
     # updates one after the other pass other points on the way to the same place
-    problem, _, dense = random_problem(seed=6)
+    problem, _, dense = random_problem(6, following(30.0))
     pi, xi = start(len(dense.A), 1)
     order = shuffled(dense, np.random.default_rng(5))
-    one = logistic.sweeps(problem, pi, xi, 30.0, 4000, 1e-13)
-    two = logistic.sweeps(permuted_problem(problem, order), pi[order], xi[order], 30.0, 4000, 1e-13)
+    one = inference.sweeps(problem, pi, xi, 4000, 1e-13)
+    two = inference.sweeps(permuted_problem(problem, order), pi[order], xi[order], 4000, 1e-13)
     assert one.converged and two.converged
     np.testing.assert_allclose(two.q.w, one.q.w, rtol=1e-6)
     np.testing.assert_allclose(two.trace[-1], one.trace[-1], rtol=1e-10)
@@ -545,10 +600,8 @@ def test_order_of_the_bags_does_not_matter(expected_max):
     found = []
     for cohort, own in ((bags, np.arange(len(x))), (bags[order], rows)):
         inputs = torch.tensor(cohort.features)
-        problem = logistic.prepare(
-            gp, lambda rows, inputs=inputs: inputs[rows], cohort.offsets, cohort.labels == 1, 0.2
-        )
-        found.append(logistic.sweeps(problem, pi[own], xi[own], 50.0, 8, 0.0, expected_max))
+        problem = problem_of(cohort, gp, inputs, 0.2, following(50.0, expected_max))
+        found.append(inference.sweeps(problem, pi[own], xi[own], 8, 0.0))
     np.testing.assert_allclose(found[1].s, found[0].s[rows], rtol=1e-9)
     np.testing.assert_allclose(found[1].trace, found[0].trace, rtol=1e-10)
 
@@ -635,7 +688,7 @@ def test_get_params_round_trip():
     assert set(default) == {
         *("kernel", "variance", "lengthscale", "mean", "H", "expected_max", "bag", "n_inducing"),
         *("inducing", "standardize", "n_components", "max_iter", "tol", "random_state", "device"),
-        *("dtype", "verbose", "slide_effect"),
+        *("dtype", "store", "verbose", "slide_effect"),
     }
     marks = {name: object() for name in default}
     assert all(VGPMIL(**marks).get_params()[name] is mark for name, mark in marks.items())

@@ -9,7 +9,11 @@ from synthetic import small_cohort
 
 import gpmil
 from gpmil.files import persistence
-from gpmil.inference import logistic
+from gpmil.inference import logistic as inference
+from gpmil.inference import solvers
+from gpmil.inference.pieces import Chunk
+from gpmil.moments import logistic
+from gpmil.moments.likelihood import Group
 
 TAU = 1.3
 
@@ -29,12 +33,25 @@ def test_the_effect_is_one_more_column_for_every_bag():
     offsets, N = np.concatenate([[0], np.cumsum(sizes)]), sizes.sum()
     W, residual = torch.from_numpy(rng.normal(size=(N, 4))), torch.from_numpy(rng.uniform(size=N))
     own = torch.from_numpy(TAU * np.repeat(np.eye(4), sizes, axis=0))
-    columns = logistic.Columns.build(offsets, np.array([True, False, True, False]))
-    given = (residual, -0.3, columns)
-    problem = logistic.Problem([W[:6], W[6:]], *given, TAU)
-    twin = logistic.Problem([torch.cat([W, own], 1)], *given)
-    start = (rng.uniform(0, 0.1, N), rng.standard_normal(N), 100.0, 20, 0.0)
-    found, expected = (logistic.sweeps(p, *start) for p in (problem, twin))
+    positive = torch.tensor([True, False, True, False])
+
+    def piece(W, first, last, effect):
+        rows, start = slice(int(offsets[first]), int(offsets[last])), torch.from_numpy(offsets)
+        group = Group(
+            torch.ones_like(residual[rows]), start[first : last + 1] - start[first],
+            positive[first:last], None, rows, residual=residual[rows],
+        )  # fmt: skip
+        return Chunk(W[rows], logistic.Logistic(float(np.log(100.0)), effect=effect)(group))
+
+    problems = [
+        solvers.Problem(chunks, *2 * [torch.eye(chunks[0].H.shape[1]).double()], -0.3, int(N), 0.0)
+        for chunks in (
+            [piece(W, 0, 2, TAU), piece(W, 2, 4, TAU)],
+            [piece(torch.cat([W, own], 1), 0, 4, 0.0)],
+        )
+    ]
+    start = (rng.uniform(0, 0.1, N), rng.standard_normal(N), 20, 0.0)
+    found, expected = (inference.sweeps(p, *start) for p in problems)
     np.testing.assert_allclose(found.trace, expected.trace, rtol=1e-12)
     np.testing.assert_allclose(found.q.w, expected.q.w[:4], rtol=1e-10)
     np.testing.assert_allclose(found.s, expected.s, rtol=1e-10)

@@ -50,14 +50,22 @@ class Dense:
 
     def pad(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "b p k"]:
         """The bags side by side, zeros where a bag is shorter."""
-        out = x.new_zeros(*self.mask.shape, x.shape[1])
-        out[self.mask] = x
-        return out
+        out = x.new_zeros(self.mask.numel(), x.shape[1]).index_copy_(0, self._place, x)
+        return out.view(*self.mask.shape, -1)
+
+    @functools.cached_property
+    def _place(self) -> Int[Tensor, " n"]:
+        """Of every row among the b x p padded ones: a mask would make a GPU wait each time."""
+        return self.mask.view(-1).nonzero()[:, 0]
+
+    def _taken(self, x: Float[Tensor, "b p *k"]) -> Float[Tensor, "n *k"]:
+        """The rows of the bags alone."""
+        return x.flatten(0, 1).index_select(0, self._place)
 
     def apply(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Sigma x: from the envelope, or one batched product."""
         halved = self.halved(x)
-        return (self.sigma @ self.pad(x))[self.mask] if halved is None else halved[1]
+        return self._taken(self.sigma @ self.pad(x)) if halved is None else halved[1]
 
     def halved(self, x: Float[Tensor, "n k"]) -> Halved | None:
         """V with V'V = x'Sigma x, and Sigma x."""
@@ -68,7 +76,7 @@ class Dense:
 
     def diagonal(self) -> Float[Tensor, " n"]:
         """diag Sigma."""
-        return self.sigma.diagonal(dim1=-2, dim2=-1)[self.mask]
+        return self._taken(self.sigma.diagonal(dim1=-2, dim2=-1))
 
     def logdet(self) -> Float[Tensor, " b"]:
         """log|Sigma_b|."""
@@ -95,7 +103,12 @@ def inverted(
     factor = torch.linalg.cholesky(precision)
     # log|Sigma_b| = -log|P_b|
     logdet = -2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return torch.cholesky_inverse(factor), logdet
+    if not precision.is_cuda:
+        return torch.cholesky_inverse(factor), logdet
+    # of many matrices on a GPU in two thirds of the time: P^-1 = L^-T L^-1
+    eye = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
+    root = torch.linalg.solve_triangular(factor, eye, upper=False)
+    return root.mT @ root, logdet
 
 
 def padded_precision(
@@ -117,6 +130,7 @@ class Places(NamedTuple):
     size: Int[Tensor, " b"]
     mask: Bool[Tensor, "b p"]  # which of the padded places are filled
     rows: Int[Tensor, " n"]
+    place: Int[Tensor, " n"]  # of every row among the b x p padded ones
 
     @classmethod
     def of(cls, edges: Edges, offsets: Offsets, bags: Int[np.ndarray, " b"]) -> "Places":
@@ -125,22 +139,23 @@ class Places(NamedTuple):
         first, size = (torch.from_numpy(a).to(device) for a in (offsets[bags], sizes))
         within = torch.arange(int(sizes.max()), device=device)
         mask = within < size[:, None]
-        return cls(first, size, mask, (first[:, None] + within)[mask])
+        place = mask.view(-1).nonzero()[:, 0]
+        return cls(first, size, mask, (first[:, None] + within).view(-1)[place], place)
 
     def precision(self, edges: Edges, strength: float) -> Float[Tensor, "b p p"]:
         """P = I + lambda (diag(A 1) - A), the padding with unit rows."""
         (b, p), device, rows = self.mask.shape, edges.start.device, self.rows
-        place = self.mask.view(-1).nonzero()[:, 0]  # of every row among the b x p padded ones
         P = torch.zeros(b * p, p, dtype=torch.float64, device=device)
         count = edges.start[rows + 1] - edges.start[rows]
         edge = torch.arange(int(count.sum()), device=device)
-        edge += (edges.start[rows] - (count.cumsum(0) - count)).repeat_interleave(count)
-        of = place.repeat_interleave(count)
+        before = edges.start[rows] - (count.cumsum(0) - count)
+        edge += before.repeat_interleave(count, output_size=len(edge))
+        of = self.place.repeat_interleave(count, output_size=len(edge))
         P[of, edges.column[edge] - self.first[of // p]] = -strength * edges.weight[edge]
         P = P.view(b, p, p)
-        diagonal = torch.ones(b, p, dtype=torch.float64, device=device)
-        diagonal[self.mask] += strength * edges.degree[rows]
-        P.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        diagonal = torch.ones(b * p, dtype=torch.float64, device=device)
+        diagonal.index_add_(0, self.place, strength * edges.degree[rows])
+        P.diagonal(dim1=-2, dim2=-1).add_(diagonal.view(b, p))
         return P
 
 

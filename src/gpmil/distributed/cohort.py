@@ -29,6 +29,7 @@ from gpmil.inference.leave_out import Optimum
 from gpmil.inference.solvers import Problem
 from gpmil.inference.stores import Gathered
 from gpmil.moments.likelihood import Traits
+from gpmil.moments.logistic import Process, State
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
 from gpmil.process.lesion_points import Suspects, foremost
@@ -244,6 +245,14 @@ class RemotePiece:
     def gamma(self, w: Tensor, c: float) -> Tensor:
         """d log Z_b / d mu of every instance."""
         return torch.cat(self.cluster.map("gamma", w.cpu(), c)).to(self.device)
+
+    def turn(self, state: State, at: Process | None, c: float) -> Any:
+        """A turn of VGPMIL; partitions get the state of their instances, and give it back."""
+        at = None if at is None else at.to("cpu")
+        parts = state.cpu().split(self.sizes, dim=1)
+        *terms, after = zip(*self.cluster.map("turn", at, c, each=parts), strict=True)
+        state.copy_(torch.cat(after, dim=1))
+        return tuple(_added(torch.add, term).to(self.device) for term in terms)
 
     def _summed(self, term: str, *args: Any, each: Sequence[Any] | None = None) -> tuple:
         found = _added(_add_all, self.cluster.map(term, *args, each=each))

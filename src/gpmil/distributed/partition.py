@@ -27,6 +27,7 @@ from gpmil.inference.pieces import Piece
 from gpmil.inference.solvers import Problem, summed
 from gpmil.inference.stores import Gathered, Source, gather
 from gpmil.moments.likelihood import Family
+from gpmil.moments.logistic import Process, State
 from gpmil.process import features, inducing, lesion_points
 from gpmil.process.features import FeatureMap, Sums
 from gpmil.process.inducing import Tally
@@ -89,6 +90,7 @@ class Plan:
     effect: float
     context: SlideContext | None = None
     taught: bool = False  # whether known labels of instances count
+    residual: bool = False  # whether the likelihood asks for diag(Kxx - W W')
 
     def gp(self, device: torch.device) -> SparseGP:
         """The Gaussian process, on a partition's own device."""
@@ -265,7 +267,7 @@ class Partition:
         self.pieces, self._problem = (), None  # an earlier H goes before the next one comes
         source = Source(
             self._gp, self._inputs, self.bags.adjacency, self.bags.offsets, self.positive,
-            plan.strength, plan.dtype, plan.likelihood, self._known(),
+            plan.strength, plan.dtype, plan.likelihood, self._known(), plan.residual,
         )  # fmt: skip
         found = self._gathered(source, plan.store)
         # the pieces as `summed` takes them: the rest of a problem is the coordinator's
@@ -328,6 +330,12 @@ class Partition:
     def gamma(self, w: Float[Tensor, " M"], c: float) -> Float[Tensor, " n"]:
         """d log Z_b / d mu of every instance."""
         return torch.cat([piece.gamma(w.to(self.device), c) for piece in self.pieces]).cpu()
+
+    def turn(self, state: State, at: Process | None, c: float) -> tuple:
+        """A turn of VGPMIL: its sums, and what the state of the instances here has become."""
+        state = state.to(self.device, copy=True)
+        at = None if at is None else at.to(self.device)
+        return *self._summed(lambda piece: piece.turn(state, at, c)), state.cpu()
 
     def traits(self) -> tuple[bool, bool, float]:
         """Of the likelihood here: `moments_are_gradient`, `leaves_out` and `roughness`."""

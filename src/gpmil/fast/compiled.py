@@ -23,6 +23,7 @@ from torch import Tensor
 
 from gpmil import extras
 from gpmil.coupling.operator import Precision
+from gpmil.fast import fused_pass
 
 logger = logging.getLogger("gpmil")
 WORTH = 2**18  # numbers in H from which the loop is used: below, the plain pass takes a millisecond
@@ -39,6 +40,7 @@ class Loop(NamedTuple):
     offsets: Int[Tensor, " b1"]
     positive: Bool[Tensor, " b"]
     precision: Precision | None  # P; None where lambda = 0
+    largest_first: Int[Tensor, " b"] | None = None  # the bags in this order, on a GPU
 
     def pull(self, w: Float[Tensor, " M"], c: float) -> Sums | None:
         """sum_b log Z_b and W'(E - c) at mu = c + H w, multiplied in H's own dtype."""
@@ -46,7 +48,23 @@ class Loop(NamedTuple):
 
     def rise(self, w: Float[Tensor, " M"], c: float) -> Sums | None:
         """sum_b log Z_b and its gradient in w, multiplied in float64."""
+        on_gpu = self._on_gpu()
+        if on_gpu is not None:
+            return on_gpu.rise(w, c)
         return self._one_pass(w.double(), c, want_gradient=True)
+
+    def bound(
+        self, w: Float[Tensor, " M"], c: float
+    ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]] | None:
+        """As `rise`, and minus the Hessian, on a GPU."""
+        on_gpu = self._on_gpu()
+        return None if on_gpu is None else on_gpu.bound(w, c)
+
+    def _on_gpu(self) -> fused_pass.Pass | None:
+        order = self.largest_first
+        if order is None or not fused_pass.available() or not self.H.is_contiguous():
+            return None
+        return fused_pass.Pass(self.H, self.sigma, self.offsets, self.positive, order)
 
     def sweeps(
         self, chol_R: Float[Tensor, "M M"], w: Float[Tensor, " M"], c: float, count: int

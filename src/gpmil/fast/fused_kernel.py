@@ -1,4 +1,4 @@
-"""The kernel of fused.py. Imported only where Triton is installed.
+"""Passes over the bags as Triton kernels. Imported only where Triton is installed.
 
 erfcx(x) = p(u) / (1 + 2 x), u = (x - K) / (x + K), for x >= 0: the Chebyshev expansion of
 (1 + 2 x) erfcx(x) in u, cut where it is below 1e-16 and written in powers of u.
@@ -112,79 +112,181 @@ def _rows_of_H(H, rows, here, columns, inside, M: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def sweep(
-    H, sigma, w, diagonal, neighbour, weight, offsets, positive, mean, above, below,
-    partial, log_z, prior_mean, n_bags, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
-    THREADS: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+def _mu(
+    H, w, mean, start, stop, c, columns, inside, M: tl.constexpr, ROWS: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
-    """The bags g, g + G, ...: sum of log Z_b, and H'P(E - c).
+    """mu = c + H w of one bag into `mean`; EXACT: multiplied in float64."""
+    w_here = tl.load(w + columns, mask=inside, other=0.0)
+    for first in range(start, stop, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        here = rows < stop
+        block = _rows_of_H(H, rows, here, columns, inside, M)
+        if EXACT:
+            block = block.to(tl.float64)
+        mu = tl.sum(block * w_here[None, :], axis=1).to(tl.float64) + c
+        tl.store(mean + rows, mu, mask=here)
+
+
+@triton.jit
+@no_type_check
+def _against(
+    H, x, start, stop, columns, inside, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """H'x of one bag."""
+    number = tl.float64 if EXACT else H.dtype.element_ty
+    products = tl.zeros((ROWS, COLUMNS), dtype=number)
+    for first in range(start, stop, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        here = rows < stop
+        by = tl.load(x + rows, mask=here, other=0.0)
+        block = _rows_of_H(H, rows, here, columns, inside, M).to(number)
+        products += block * by[:, None].to(number)
+    return tl.sum(products, axis=0).to(tl.float64)
+
+
+@triton.jit
+@no_type_check
+def _hazards(
+    sigma, mean, out, diagonal, start, stop, THREADS: tl.constexpr, GRADIENT: tl.constexpr,
+    HESSIAN: tl.constexpr,
+):  # fmt: skip
+    """log q = sum_i log(1 - Phi(t_i)); sigma h into `out`, or h / sigma for a GRADIENT."""
+    log_q = tl.zeros((1,), dtype=tl.float64)
+    for first in range(start, stop, THREADS):
+        rows = first + tl.arange(0, THREADS)
+        here = rows < stop
+        s = tl.load(sigma + rows, mask=here, other=1.0)
+        log_upper, h, gap = tails(tl.load(mean + rows, mask=here, other=0.0) / s)
+        log_q += tl.sum(tl.where(here, log_upper, 0.0), axis=0)
+        tl.store(out + rows, h / s if GRADIENT else s * h, mask=here)
+        if HESSIAN:
+            tl.store(diagonal + rows, h * gap / (s * s), mask=here)
+    return log_q
+
+
+@triton.jit
+@no_type_check
+def _label(log_q, is_positive):
+    """log Z_b, and f_b with E - mu = f sigma h and d log Z / dmu = f h / sigma: r, or -1."""
+    not_q = minus_expm1(log_q)
+    factor = tl.where(is_positive, tl.exp(log_q) / not_q, -1.0)
+    return tl.where(is_positive, tl.log(not_q), log_q), factor, not_q
+
+
+@triton.jit
+@no_type_check
+def sweep(
+    H, sigma, w, diagonal, neighbour, weight, offsets, positive, order, mean, above,
+    partial, log_z, prior_mean, n_bags, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    THREADS: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Some of the bags: sum of log Z_b, and W'(E - mu) = sum_b f_b H_b'P sigma h.
 
     Products with H go by ROWS rows; what is done for each instance alone goes by THREADS of them,
     one per thread. In between, threads read what others wrote: hence the barriers.
     """
     g = tl.program_id(0)
-    G = tl.num_programs(0)
     c = tl.load(prior_mean)
     columns = tl.arange(0, COLUMNS)
     inside = columns < M
-    w_here = tl.load(w + columns, mask=inside, other=0.0)
     pulled = tl.zeros((COLUMNS,), dtype=tl.float64)
     total = tl.zeros((1,), dtype=tl.float64)
-    for b in range(g, n_bags, G):
+    for k in range(g, n_bags, tl.num_programs(0)):
+        b = tl.load(order + k)
         start = tl.load(offsets + b)
         stop = tl.load(offsets + b + 1)
-        # mu = c + H w
-        for first in tl.range(start, stop, ROWS, num_stages=STAGES):
-            rows = first + tl.arange(0, ROWS)
-            here = rows < stop
-            block = _rows_of_H(H, rows, here, columns, inside, M)
-            mu = tl.sum(block * w_here[None, :], axis=1).to(tl.float64) + c
-            tl.store(mean + rows, mu, mask=here)
+        _mu(H, w, mean, start, stop, c, columns, inside, M, ROWS, False)
         tl.debug_barrier()
-        # log q = sum_i log(1 - Phi(t_i)), r = q / (1 - q)
-        log_q = tl.zeros((1,), dtype=tl.float64)
-        for first in range(start, stop, THREADS):
-            rows = first + tl.arange(0, THREADS)
-            here = rows < stop
-            s = tl.load(sigma + rows, mask=here, other=1.0)
-            log_upper, h, gap = tails(tl.load(mean + rows, mask=here, other=0.0) / s)
-            log_q += tl.sum(tl.where(here, log_upper, 0.0), axis=0)
-            tl.store(above + rows, s * h, mask=here)
-            tl.store(below + rows, -s * gap, mask=here)
-        is_positive = tl.load(positive + b) != 0
-        not_q = minus_expm1(log_q)
-        r = tl.exp(log_q) / not_q
-        total += tl.where(is_positive, tl.log(not_q), log_q)
+        log_q = _hazards(sigma, mean, above, above, start, stop, THREADS, False, False)
+        log_p, factor, _ = _label(log_q, tl.load(positive + b) != 0)
+        total += log_p
         tl.debug_barrier()
-        # E - c
-        for first in range(start, stop, THREADS):
-            rows = first + tl.arange(0, THREADS)
-            here = rows < stop
-            # mu + r sigma h in a positive bag (eq. qmi_1), -sigma (h - t) in a negative one
-            up = tl.load(mean + rows, mask=here) + r * tl.load(above + rows, mask=here)
-            E = tl.where(is_positive, up, tl.load(below + rows, mask=here))
-            tl.store(above + rows, E - c, mask=here)
-        tl.debug_barrier()
-        # x = P (E - c)
+        # P sigma h
         for first in range(start, stop, THREADS):
             rows = first + tl.arange(0, THREADS)
             here = rows < stop
             x = tl.load(diagonal + rows, mask=here) * tl.load(above + rows, mask=here)
-            for k in tl.static_range(K):
-                other = tl.load(neighbour + rows * K + k, mask=here, other=0)
-                by = tl.load(weight + rows * K + k, mask=here, other=0.0)
+            for near in tl.static_range(K):
+                other = tl.load(neighbour + rows * K + near, mask=here, other=0)
+                by = tl.load(weight + rows * K + near, mask=here, other=0.0)
                 x -= by * tl.load(above + other, mask=here, other=0.0)
             tl.store(mean + rows, x, mask=here)
         tl.debug_barrier()
-        # H'x
-        products = tl.zeros((ROWS, COLUMNS), dtype=H.dtype.element_ty)
-        for first in tl.range(start, stop, ROWS, num_stages=STAGES):
-            rows = first + tl.arange(0, ROWS)
-            here = rows < stop
-            x = tl.load(mean + rows, mask=here, other=0.0)
-            block = _rows_of_H(H, rows, here, columns, inside, M)
-            products += block * x[:, None].to(block.dtype)
-        pulled += tl.sum(products, axis=0).to(tl.float64)
+        pulled += factor * _against(H, mean, start, stop, columns, inside, M, COLUMNS, ROWS, False)
         tl.debug_barrier()
     tl.store(partial + g * M + columns, pulled, mask=inside)
     tl.store(log_z + g + tl.arange(0, 1), total)
+
+
+@triton.jit
+@no_type_check
+def rise(
+    H, sigma, w, offsets, positive, order, mean, weight, partial, log_z, diagonal, per_bag,
+    prior_mean, n_bags, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    THREADS: tl.constexpr, HESSIAN: tl.constexpr,
+):  # fmt: skip
+    """Some of the bags: sum of log Z_b, and its gradient H'gamma = sum_b f_b v_b.
+
+    v_b = H_b'(h / sigma) is all that must be known of a bag. With HESSIAN also A = diag(d) + pull
+    pull' of every bag, d_i = -f_b h_i (h_i - t_i) / sigma_i^2, and H'pull = sqrt(q) / (1 - q) v_b
+    of a positive bag. Multiplied in float64, as all that decides convergence.
+    """
+    g = tl.program_id(0)
+    c = tl.load(prior_mean)
+    columns = tl.arange(0, COLUMNS)
+    inside = columns < M
+    gradient = tl.zeros((COLUMNS,), dtype=tl.float64)
+    total = tl.zeros((1,), dtype=tl.float64)
+    for k in range(g, n_bags, tl.num_programs(0)):
+        b = tl.load(order + k)
+        start = tl.load(offsets + b)
+        stop = tl.load(offsets + b + 1)
+        _mu(H, w, mean, start, stop, c, columns, inside, M, ROWS, True)
+        tl.debug_barrier()
+        log_q = _hazards(sigma, mean, weight, diagonal, start, stop, THREADS, True, HESSIAN)
+        is_positive = tl.load(positive + b) != 0
+        log_p, factor, not_q = _label(log_q, is_positive)
+        total += log_p
+        tl.debug_barrier()
+        v = _against(H, weight, start, stop, columns, inside, M, COLUMNS, ROWS, True)
+        gradient += factor * v
+        if HESSIAN:
+            pull = tl.where(is_positive, tl.exp(0.5 * log_q) / not_q, 0.0)
+            tl.store(per_bag + b * M + columns, pull * v, mask=inside)
+            for first in range(start, stop, THREADS):
+                rows = first + tl.arange(0, THREADS)
+                here = rows < stop
+                d = tl.load(diagonal + rows, mask=here, other=0.0)
+                tl.store(diagonal + rows, -factor * d, mask=here)
+        tl.debug_barrier()
+    tl.store(partial + g * M + columns, gradient, mask=inside)
+    tl.store(log_z + g + tl.arange(0, 1), total)
+
+
+@triton.jit
+@no_type_check
+def spread(
+    distances, u, chosen, n, k, PLACES: tl.constexpr, DRAWS: tl.constexpr
+):  # fmt: skip
+    """Greedy k-means++ by one program, from all squared distances; chosen[0] is given."""
+    places = tl.arange(0, PLACES)
+    inside = places < n
+    first = tl.load(chosen)
+    nearest = tl.load(distances + first * n + places, mask=inside, other=0.0)
+    for j in range(1, k):
+        mass = tl.cumsum(nearest.to(tl.float64), axis=0)
+        total = tl.max(mass, axis=0)
+        least = tl.full([], float("inf"), tl.float32)
+        best = first
+        for draw in tl.static_range(DRAWS):
+            below = mass < total * tl.load(u + (j - 1) * DRAWS + draw)
+            drawn = tl.minimum(tl.sum(below.to(tl.int64), axis=0), n - 1)
+            row = tl.load(distances + drawn * n + places, mask=inside, other=0.0)
+            after = tl.sum(tl.minimum(nearest, row), axis=0)
+            best = tl.where(after < least, drawn, best)
+            least = tl.minimum(after, least)
+        tl.store(chosen + j, best)
+        row = tl.load(distances + best * n + places, mask=inside, other=0.0)
+        nearest = tl.minimum(nearest, row)

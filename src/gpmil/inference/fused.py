@@ -1,17 +1,16 @@
 """A sweep in one kernel, for GPUs: H comes from memory once.
 
 The plain pass (pieces.Chunk.pull) reads H twice, for mu = c + H w and for H'P(E - c), and some
-twenty vectors in between. Here a program works on one bag at a time: its rows of H are still in
-the cache when they are needed again, and everything else stays inside. With M columns of four
-bytes the floor is 4 N M bytes over the bandwidth. The sweeps are captured as a CUDA graph, so
-that nothing is launched from Python between them.
+twenty vectors in between; fast/fused_pass.py says how a kernel goes about it. Of E - c = (mu - c) +
+(E - mu) it sums the second part alone, since W'(mu - c) = W'H w = (R - I) w. With M columns of four
+bytes the floor is 4 N M bytes over the bandwidth. The sweeps are captured as a CUDA graph, so that
+nothing is launched from Python between them.
 
 `advance` is the fast twin of the loop in solvers.sweeps; it returns None where it does not
 apply: no Triton (it comes with torch's CUDA builds), a likelihood without compiled loops, instances
 with many neighbours, numbers that leave its range.
 """
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,14 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gpmil.coupling.operator import Precision
+from gpmil.fast.fused_pass import ROWS, WARPS, available, power_of_two, programs
 from gpmil.inference.pieces import Chunk, Piece
 
 MOST_NEIGHBOURS = 8
-# Measured on an H200 at a million instances and 200 columns, where these were the fastest.
-ROWS = 8  # of H in registers at a time
-WARPS = 2
-STAGES = 3  # such rows on their way while others are at work
-PROGRAMS = 16  # per multiprocessor
 
 
 class Neighbours(NamedTuple):
@@ -64,33 +59,24 @@ class _Launch(NamedTuple):
     chunk: Chunk
     near: Neighbours
     positive: Tensor
-    scratch: Float[Tensor, "three n"]
+    scratch: Float[Tensor, "two n"]
     partial: Float[Tensor, "programs M"]
     log_z: Float[Tensor, " programs"]
 
     def run(self, w: Tensor, c: Float[Tensor, " 1"]) -> None:
-        """sum_b log Z_b and W'(E - c), summed over the bags of every program."""
+        """sum_b log Z_b and W'(E - mu), summed over the bags of every program."""
         from gpmil.fast import fused_kernel
 
         H, group = self.chunk.H, self.chunk.group
         fused_kernel.sweep[(len(self.partial),)](
-            H, group.sigma, w, *self.near, group.offsets, self.positive, *self.scratch,
-            self.partial, self.log_z, c, len(self.positive), H.shape[1],
-            _power_of_two(H.shape[1]), ROWS, 32 * WARPS, self.near.other.shape[1], STAGES,
+            H, group.sigma, w, *self.near, group.offsets, self.positive, group.largest_first,
+            *self.scratch, self.partial, self.log_z, c, len(self.positive), H.shape[1],
+            power_of_two(H.shape[1]), ROWS, 32 * WARPS, self.near.other.shape[1],
             num_warps=WARPS,
         )  # fmt: skip
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
-def available() -> bool:
-    """Whether Triton is there."""
-    return importlib.util.find_spec("triton") is not None
-
-
-def _launches(pieces: Sequence[Piece], programs: int) -> list[_Launch] | None:
+def _launches(pieces: Sequence[Piece]) -> list[_Launch] | None:
     made = []
     for piece in pieces:
         if not isinstance(piece, Chunk) or piece.loop is None:
@@ -99,13 +85,13 @@ def _launches(pieces: Sequence[Piece], programs: int) -> list[_Launch] | None:
         near = neighbours(group.precision, group.sigma)
         if near is None or not piece.H.is_contiguous():
             return None
-        G = min(programs, len(group.positive))
+        G = programs(len(group.positive), piece.H.device)
         made.append(
             _Launch(
                 piece,
                 near,
                 group.positive.to(torch.int8),
-                group.sigma.new_empty(3, len(group.sigma)),
+                group.sigma.new_empty(2, len(group.sigma)),
                 group.sigma.new_empty(G, piece.H.shape[1]),
                 group.sigma.new_empty(G),
             )
@@ -135,7 +121,8 @@ class Sweeper:
         pulled = torch.stack([launch.partial.sum(0) for launch in self.launches]).sum(0)
         self.trace.index_copy_(0, self.done, (log_z - self.w @ self.w / 2)[None])
         self.done += 1
-        self.w.copy_(self.inverse @ pulled)
+        # R^-1 ((R - I) w + W'(E - mu))
+        self.w.add_(self.inverse @ (pulled - self.w))
 
     def reset(self, w: Float[Tensor, " M"]) -> None:
         """Start anew."""
@@ -153,8 +140,7 @@ def advance(
     """w after so many sweeps and the bound before each; None: take the plain way."""
     if chol_R.device.type != "cuda" or sweeps < 1 or not available():
         return None
-    multiprocessors = torch.cuda.get_device_properties(chol_R.device).multi_processor_count
-    launches = _launches(pieces, PROGRAMS * multiprocessors)
+    launches = _launches(pieces)
     if launches is None:
         return None
     sweeper = Sweeper(launches, chol_R, c, sweeps)

@@ -21,6 +21,7 @@ from torch import Tensor
 from gpmil.fast import compiled
 from gpmil.moments.coupled import coupled_patches
 from gpmil.moments.likelihood import Family, Group, Likelihood, Traits
+from gpmil.moments.logistic import Process, State
 from gpmil.moments.taught import patches
 
 BLOCK_ROWS = 512  # rows of H turned into float64 at a time
@@ -63,6 +64,9 @@ class Piece(Protocol):
 
     def gamma(self, w: Tensor, c: float) -> Tensor:
         """d log Z_b / d mu of every instance."""
+
+    def turn(self, state: Tensor, at: Process | None, c: float) -> tuple[Tensor, Tensor, Tensor]:
+        """VGPMIL: xi and q(h) at their best for q(u), and what they add to the next q(u)."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +159,17 @@ class Chunk:
         self, w: Float[Tensor, " M"], c: float
     ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
         """sum_b log Z_b, its gradient in w, and minus its Hessian."""
+        found = self.likelihood.bound(self.H, w, c)
+        if found is not None:
+            return found
         gamma, log_z, A = self.likelihood.curvature(c + self.times(w))
         return float(log_z), self.against(gamma), A(self.H, self.H)
+
+    def turn(
+        self, state: State, at: Process | None, c: float
+    ) -> tuple[Tensor, Float[Tensor, " M"], Float[Tensor, "M M"]]:
+        """A turn of VGPMIL; `state` is that of the whole cohort, and here its own part changes."""
+        return self.likelihood.turn(self.H, state[:, self.group.rows], at, c)
 
 
 def total(pieces: Iterable[Tensor]) -> Tensor:

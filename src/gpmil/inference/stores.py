@@ -28,6 +28,7 @@ from gpmil.fast.lanes import in_lanes
 from gpmil.fast.memory import free_memory
 from gpmil.inference.pieces import Chunk, Piece
 from gpmil.moments.likelihood import Family, Group, Likelihood, downdate
+from gpmil.moments.logistic import Process
 from gpmil.process.sparse_gp import SparseGP
 
 logger = logging.getLogger("gpmil")
@@ -51,6 +52,7 @@ class Source:
     dtype: torch.dtype
     likelihood: Family
     known: Int[np.ndarray, " N"] | None = None  # labels of instances, -1 where unknown
+    residual: bool = False  # whether the likelihood asks for diag(Kxx - W W')
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -91,6 +93,7 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
     """
     keep = _KEEPERS[resolve_store(store, source)](source)
     sigma = torch.empty(source.shape[0], dtype=torch.float64, device=source.device)
+    residual = torch.empty_like(sigma) if source.residual else None
     every = trace_columns(np.diff(source.offsets)) if every is None else every
 
     def one_lane(parts: Sequence[Callable[[], coupling.Part]]) -> Gathered:
@@ -103,6 +106,9 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
             W, H, own = source.smoothed(part, x, sizes)
             gram += own
             sigma[part.rows] = part.diagonal().sqrt()
+            if residual is not None:
+                left = source.gp.kernel.diagonal(x) - W.square().sum(1)
+                residual[part.rows] = left.clamp(min=0)
             trace += part.trace(x, source.gp.kernel, every)
             if source.gp.context is not None:  # tr(Sigma 11') = n
                 trace += source.gp.context.variance * len(x)
@@ -118,7 +124,8 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
     edges = coupling.Edges.of(source.adjacency, source.device)
     parts = coupling.plan(source.adjacency, source.offsets, source.strength, source.device, edges)
     found = in_lanes(parts, one_lane, add, side_by_side=source.device.type == "cpu")
-    pieces = [keep.piece(source.likelihood(group)) for group in _groups(source, sigma, edges)]
+    groups = _groups(source, sigma, residual, edges)
+    pieces = [keep.piece(source.likelihood(group)) for group in groups]
     return pieces, Gathered((found.gram + found.gram.mT) / 2, found.trace)
 
 
@@ -133,13 +140,32 @@ def _shared(
     share = downdate(gp.effect, sizes)
     own = torch.arange(len(sizes), device=W.device).repeat_interleave(sizes)
     totals = W.new_zeros(len(sizes), W.shape[1]).index_add_(0, own, W)  # W_b'1
-    trace = 0.0
-    for k, rows in zip(share.tolist(), x.split(sizes.tolist())):
-        some = rows[::every]
-        trace += k * float(gp.kernel(some, rows).sum()) * len(rows) / len(some)
-        if gp.context is not None:
-            trace += k * gp.context.variance * len(rows) ** 2
-    return Gathered(totals.mT @ (share[:, None] * totals), trace)
+    trace = share.new_zeros(())
+    counts = sizes.cpu().numpy()
+    for some in coupling.batches(np.arange(len(counts)), counts, W.device):
+        bags = torch.from_numpy(some).to(W.device)
+        trace += share[bags] @ _sums_of_kernel(gp, x, sizes, bags, int(counts[some].max()), every)
+    if gp.context is not None:
+        trace += gp.context.variance * (share @ sizes.square().double())
+    return Gathered(totals.mT @ (share[:, None] * totals), float(trace))
+
+
+def _sums_of_kernel(
+    gp: SparseGP,
+    x: Float[Tensor, "n d"],
+    sizes: Int[Tensor, " b"],
+    bags: Int[Tensor, " k"],
+    largest: int,
+    every: int,
+) -> Float[Tensor, " k"]:
+    """1'K_b 1 of some bags, side by side; from every so many columns, scaled up."""
+    within = torch.arange(largest, device=x.device)
+    mask, first = within < sizes[bags, None], (sizes.cumsum(0) - sizes)[bags]
+    padded = x[torch.where(mask, first[:, None] + within, 0)]
+    K = gp.kernel(padded[:, ::every], padded)
+    taken = mask[:, ::every]
+    found = torch.where(taken[:, :, None] & mask[:, None], K, 0.0).sum((1, 2))
+    return found * sizes[bags] / taken.sum(1)
 
 
 def trace_columns(sizes: Int[np.ndarray, " b"]) -> int:
@@ -170,7 +196,9 @@ def resolve_store(store: str, source: Source) -> str:
     return "recompute"
 
 
-def _groups(source: Source, sigma: Tensor, edges: coupling.Edges) -> Iterator[Group]:
+def _groups(
+    source: Source, sigma: Tensor, residual: Tensor | None, edges: coupling.Edges
+) -> Iterator[Group]:
     """Whole bags, about CHUNK_ROWS rows together, in the order of the cohort."""
     offsets, device, graph = source.offsets, source.device, source.adjacency
     known = None if source.known is None else torch.tensor(source.known, device=device)
@@ -189,6 +217,7 @@ def _groups(source: Source, sigma: Tensor, edges: coupling.Edges) -> Iterator[Gr
             graph,
             source.gp.effect,
             None if known is None else known[rows],
+            None if residual is None else residual[rows],
         )
 
 
@@ -351,6 +380,10 @@ class _Deferred:
     def gamma(self, w: Tensor, c: float) -> Tensor:
         """As `Chunk.gamma`."""
         return self.chunk().gamma(w, c)
+
+    def turn(self, state: Tensor, at: Process | None, c: float) -> tuple[Tensor, Tensor, Tensor]:
+        """As `Chunk.turn`."""
+        return self.chunk().turn(state, at, c)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
+from gpmil import distributed
 from gpmil.data.bags import Bags
 from gpmil.distributed import Cohort, Facts, WholeCohort
 from gpmil.models.base import resolve_device
@@ -27,6 +28,7 @@ from gpmil.models.checks import (
     is_word,
     one_of,
 )
+from gpmil.models.progress import progress_shown
 from gpmil.models.saved import SavedModel
 from gpmil.process.features import FeatureMap, Rows
 from gpmil.process.kernels import Kernel
@@ -65,10 +67,42 @@ class SparseGPModel(SavedModel):
     random_state: Any
     device: Any
 
-    def fit(self: Model, bags, y=None) -> Model:
-        """Fit q(u) to labelled bags; y (0/1, one per bag) wins over `bags.labels`."""
-        with torch.no_grad():
-            return super().fit(bags, y)
+    def fit(self: Model, bags, y=None, *, client=None, group=None) -> Model:
+        """Fit q(u) to labelled bags; y (0/1, one per bag) wins over `bags.labels`.
+
+        Over several machines, to the same model: with `client`, a `dask.distributed.Client`, bags
+        may also be a list of Bags, or of functions that build them on the workers; with `group`, a
+        torch.distributed process group, every process passes its own bags. See
+        `gpmil.distributed`.
+        """
+        if client is None and group is None:
+            with torch.no_grad():
+                return super().fit(bags, y)
+        fresh = copy.copy(self)
+
+        def work(cluster: distributed.Cluster, y: Any) -> dict[str, Any]:
+            fresh._check_settings()
+            fresh._check_apart()
+            cohort, device = Cohort.meet(cluster), resolve_device(fresh.device)
+            fresh._fit_to(cohort, y, device)
+            return {name: value for name, value in vars(fresh).items() if name.endswith("_")}
+
+        with torch.no_grad(), progress_shown(bool(self.verbose)):
+            fitted = distributed.run(work, bags, y, client=client, group=group, device=self.device)
+        self.__dict__.update(fitted)
+        return self
+
+    def _fit(self, bags: Bags, y) -> None:
+        self._check_settings()
+        device = resolve_device(self.device)
+        self._fit_to(WholeCohort(bags, device), y, device)
+
+    def _fit_to(self, cohort: TrainingCohort, y, device: torch.device) -> None:
+        """The steps of a fit: to bags here, or on sums over partitions of them elsewhere."""
+        raise NotImplementedError
+
+    def _check_apart(self) -> None:
+        """Refuse what needs all bags in one place."""
 
     def _keep(self, gp: SparseGP, q: Posterior) -> None:
         """q(u) as fitted attributes."""

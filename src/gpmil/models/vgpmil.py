@@ -11,14 +11,18 @@ from jaxtyping import Float
 from sklearn.exceptions import ConvergenceWarning
 
 from gpmil.data.bags import Bags
-from gpmil.distributed import WholeCohort
-from gpmil.inference import logistic
+from gpmil.distributed import Plan
+from gpmil.inference import logistic as inference
+from gpmil.inference.solvers import Problem
+from gpmil.inference.stores import STORES
 from gpmil.models.base import InstancePredictions, Predictions, resolve_device
 from gpmil.models.checks import generator, number, one_of, require_numbers, word_or_number
-from gpmil.models.sparse import DTYPES
+from gpmil.models.sparse import DTYPES, TrainingCohort
 from gpmil.models.with_novelty import NovelGP
+from gpmil.moments import logistic
 from gpmil.process.features import ROWS
 from gpmil.process.kernels import KERNELS
+from gpmil.process.sparse_gp import SparseGP
 from gpmil.warn import warn_caller
 
 logger = logging.getLogger("gpmil")
@@ -54,8 +58,8 @@ class VGPMIL(NovelGP):
     random_state : int, Generator or None
         Seeds k-means and the start: q(h_i = 1) uniform in (0, 0.1), xi standard normal, as in the
         original code.
-    device, dtype, verbose
-        As `VGPMILPR`.
+    device, dtype, store, verbose
+        As `VGPMILPR`, with W in place of H.
 
     Examples
     --------
@@ -83,6 +87,7 @@ class VGPMIL(NovelGP):
     random_state: Any = None
     device: Any = None
     dtype: Any = "float64"
+    store: Any = "auto"
     verbose: Any = False
 
     NUMBERS = NovelGP.NUMBERS | {"slide_effect_": partial(number, least=0)}
@@ -90,33 +95,21 @@ class VGPMIL(NovelGP):
 
     # --- Fit ----------------------------------------------------------------------------------
 
-    def _fit(self, bags: Bags, y) -> None:
-        self._check_settings()
-        device = resolve_device(self.device)
-        cohort = WholeCohort(bags, device)
-        labels = self._remember_cohort(bags, y)
+    def _fit_to(self, cohort: TrainingCohort, y, device: torch.device) -> None:
+        facts = cohort.whole
+        labels = self._remember_cohort(facts, facts.y if y is None else y)
         self._place(cohort, labels, device)
         self._set_kernel_numbers()
         self.slide_effect_ = float(self.slide_effect)
         self._check_kernel(device)
-        gp = self._prior(cohort.whole, device)
-        problem = logistic.prepare(
-            gp,
-            lambda rows: self._inputs(bags.features[rows], device),
-            bags.offsets,
-            labels == 1,
-            self.mean_,
-            DTYPES[self.dtype],
-        )
-        rng = generator(self.random_state)
-        found = logistic.sweeps(
+        gp = self._prior(facts, device)
+        problem, rng = self._problem(gp, cohort), generator(self.random_state)
+        found = inference.sweeps(
             problem,
-            rng.uniform(1e-12, 0.1, bags.n_instances),
-            rng.standard_normal(bags.n_instances),
-            float(self.H),
+            rng.uniform(1e-12, 0.1, problem.n_instances),
+            rng.standard_normal(problem.n_instances),
             int(self.max_iter),
             float(self.tol),
-            self.expected_max,
         )
         self._keep(gp, found.q)
         self._learn_range(cohort, device)
@@ -132,9 +125,20 @@ class VGPMIL(NovelGP):
                 ConvergenceWarning,
             )
 
+    def _problem(self, gp: SparseGP, cohort: TrainingCohort) -> Problem:
+        """The cohort in pieces; tau is the likelihood's own affair."""
+        plan = Plan(
+            self._feature_map(), self.kernel_, self.variance_ or 1.0, self.lengthscale_ or 1.0,
+            gp.inducing.cpu(), gp.L.cpu(), 0.0, DTYPES[self.dtype],
+            logistic.Logistic(float(np.log(self.H)), self.expected_max, self.slide_effect_),
+            self.store, 0.0, residual=True,
+        )  # fmt: skip
+        return cohort.problem(plan, self.mean_, device=gp.L.device)
+
     def _check_settings(self) -> None:
         self._check_common_settings()
         one_of("dtype", self.dtype, tuple(DTYPES))
+        one_of("store", self.store, STORES)
         one_of("expected_max", self.expected_max, logistic.EXPECTED_MAX)
         one_of("bag", self.bag, BAG_RULES)
         if np.ndim(self.lengthscale) != 1:

@@ -4,7 +4,6 @@ One implementation: VGPMIL-PR is the coupling at zero. What is fitted is q(u), t
 the Gaussian process at M inducing points; predictions follow from it in closed form.
 """
 
-import copy
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from gpmil import distributed
 from gpmil.coupling.operator import check_strength
 from gpmil.data.bags import Bags
 from gpmil.distributed import Facts
@@ -23,12 +21,10 @@ from gpmil.inference import evidence
 from gpmil.inference import solvers as inference
 from gpmil.inference.pieces import LIKELIHOODS
 from gpmil.inference.stores import STORES
-from gpmil.models.base import resolve_device
 from gpmil.models.checks import count, flag, generator, is_word, number, one_of, word_or_number
 from gpmil.models.cross_fit import CrossFit, planned_folds
 from gpmil.models.learning import is_small
 from gpmil.models.on_lesions import Fit
-from gpmil.models.progress import progress_shown
 from gpmil.models.sparse import DTYPES, TrainingCohort
 from gpmil.models.teaching import TeachableGP
 from gpmil.process import features
@@ -152,35 +148,6 @@ class VGPMILPR(TeachableGP):
     verbose: Any = False
 
     # --- Fit ----------------------------------------------------------------------------------
-
-    def fit(self, bags, y=None, *, client=None, group=None):
-        """Fit q(u) to labelled bags; y (0/1, one per bag) wins over `bags.labels`.
-
-        Over several machines, to the same model: with `client`, a `dask.distributed.Client`, bags
-        may also be a list of Bags, or of functions that build them on the workers; with `group`, a
-        torch.distributed process group, every process passes its own bags. See
-        `gpmil.distributed`.
-        """
-        if client is None and group is None:
-            return super().fit(bags, y)
-        fresh = copy.copy(self)
-
-        def work(cluster: distributed.Cluster, y: Any) -> dict[str, Any]:
-            fresh._check_settings()
-            fresh._check_apart()
-            cohort, device = distributed.Cohort.meet(cluster), resolve_device(fresh.device)
-            fresh._fit_to(cohort, y, device)
-            return {name: value for name, value in vars(fresh).items() if name.endswith("_")}
-
-        with torch.no_grad(), progress_shown(bool(self.verbose)):
-            fitted = distributed.run(work, bags, y, client=client, group=group, device=self.device)
-        self.__dict__.update(fitted)
-        return self
-
-    def _fit(self, bags: Bags, y) -> None:
-        self._check_settings()
-        device = resolve_device(self.device)
-        self._fit_to(distributed.WholeCohort(bags, device), y, device)
 
     def _fit_to(self, cohort: TrainingCohort, y, device: torch.device) -> None:
         """The steps of a fit: to bags here, or on sums over partitions of them elsewhere."""

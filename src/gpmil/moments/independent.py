@@ -46,7 +46,8 @@ class IndependentPatches(Likelihood):
     def loop(self, H: Float[Tensor, "n M"]) -> compiled.Loop:
         """The compiled pass."""
         g = self.group
-        return compiled.Loop(H, g.sigma, g.offsets, g.positive, g.precision)
+        order = g.largest_first if H.is_cuda else None
+        return compiled.Loop(H, g.sigma, g.offsets, g.positive, g.precision, order)
 
     def _bags(self) -> tuple[Tensor, ...]:
         g = self.group

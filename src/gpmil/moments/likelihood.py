@@ -9,7 +9,7 @@ another.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import scipy.sparse as sp
 import torch
@@ -37,12 +37,18 @@ class Group:
     graph: sp.csr_array | None = None  # the neighbours of the whole cohort
     effect: float | Float[Tensor, ""] = 0.0  # tau, the deviation of what a bag's instances share
     known: Int[Tensor, " n"] | None = None  # labels of instances: 0, 1, or -1 where unknown
+    residual: Float[Tensor, " n"] | None = None  # diag(Kxx - W W'), where it is asked for
 
     @functools.cached_property
     def row(self) -> Int[Tensor, " n"]:
         """The bag of every instance."""
         sizes = self.offsets.diff()
         return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+
+    @functools.cached_property
+    def largest_first(self) -> Int[Tensor, " b"]:
+        """The bags in the order of their sizes."""
+        return self.offsets.diff().argsort(descending=True, stable=True)
 
     def some(self, bags: Bool[Tensor, " b"]) -> tuple["Group", Int[Tensor, " k"]]:
         """Some of the bags, as if patches had no neighbours, and where their rows are."""
@@ -112,6 +118,12 @@ class Likelihood(Traits, Protocol):
         """E[m], log Z, and D = dE/dmu."""
         raise self._without_moments()
 
+    def turn(
+        self, W: Float[Tensor, "n M"], state: Float[Tensor, "two n"], at: Any, c: float
+    ) -> tuple[Tensor, Float[Tensor, " M"], Float[Tensor, "M M"]]:
+        """A turn of VGPMIL's q(h), see logistic.py."""
+        raise ValueError(f"{type(self).__name__} has no q(h): it is no likelihood of VGPMIL.")
+
     def loop(self, H: Float[Tensor, "n M"]) -> compiled.Loop | None:
         """The compiled twin of a pass over these bags, where there is one."""
         return None
@@ -122,6 +134,13 @@ class Likelihood(Traits, Protocol):
         """sum_b log Z_b at mu = c + H w and its gradient in w, where one compiled pass has them."""
         loop = self.loop(H)
         return None if loop is None else loop.rise(w, c)
+
+    def bound(
+        self, H: Float[Tensor, "n M"], w: Float[Tensor, " M"], c: float
+    ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]] | None:
+        """As `rise`, and minus the Hessian, where one pass has them."""
+        loop = self.loop(H)
+        return None if loop is None else loop.bound(w, c)
 
     def _without_moments(self) -> ValueError:
         return ValueError(

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gpmil.fast import fused_spread
 from gpmil.fast.lanes import in_lanes
 from gpmil.process.features import FeatureMap, Rows
 
@@ -128,15 +129,16 @@ def seed_points(n: int, k: int, seed: int) -> Int[np.ndarray, " m"]:
 
 
 def spread(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
-    """Greedy k-means++: of a few points drawn by squared distance, the one that helps most.
-
-    Indices stay tensors, so that a GPU need not be waited for.
-    """
+    """Greedy k-means++: of a few points drawn by squared distance, the one that helps most."""
     random = np.random.default_rng([seed, 2])
-    square = x.square().sum(1)
-    chosen = [torch.tensor([int(random.integers(len(x)))], device=x.device)]
+    square, first = x.square().sum(1), int(random.integers(len(x)))
+    draws = torch.from_numpy(random.random((k - 1, 2 + int(np.log(k))))).to(x)
+    found = fused_spread.chosen(x, first, draws)
+    if found is not None:
+        return x[found]
+    chosen = [torch.tensor([first], device=x.device)]
     nearest = _squared_distances(x, square, chosen[0])[0]
-    for u in torch.from_numpy(random.random((k - 1, 2 + int(np.log(k))))).to(x):
+    for u in draws:
         mass = nearest.cumsum(0)
         drawn = torch.searchsorted(mass, mass[-1] * u).clamp_(max=len(x) - 1)
         after = torch.minimum(nearest, _squared_distances(x, square, drawn))
@@ -168,8 +170,15 @@ def tally(x: Float[Tensor, "n d"], centres: Float[Tensor, "k d"]) -> Tally:
     least, nearest = _least(distance)
     # in float64: the mean of equal points is the point
     sums = torch.zeros_like(centres, dtype=torch.float64).index_add_(0, nearest, x.double())
-    counts = torch.bincount(nearest, minlength=len(centres)).double()
-    return Tally(sums, counts, least.double().sum())
+    return Tally(sums, _counts(nearest, len(centres)), least.double().sum())
+
+
+def _counts(nearest: Int[Tensor, " n"], k: int) -> Float[Tensor, " k"]:
+    """How many points each centre has; bincount would wait for a GPU."""
+    if not nearest.is_cuda:
+        return torch.bincount(nearest, minlength=k).double()
+    one = torch.ones(1, dtype=torch.float64, device=nearest.device)
+    return one.new_zeros(k).index_add_(0, nearest, one.expand(len(nearest)))
 
 
 def _least(distance: Float[Tensor, "n k"]) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]:

@@ -10,6 +10,7 @@ and because Sigma 1 = 1 the covariance of m_b given f becomes Sigma_b + tau^2 11
 (slide_context.py) adds M_s entries to w and gamma_s to K inside a bag.
 """
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -70,8 +71,16 @@ class SparseGP:
         """The prior at the first m points, without a context: their factor is a corner of L."""
         return replace(self, inducing=self.inducing[:m], L=self.L[:m, :m], context=None)
 
+    @functools.cached_property
+    def L_inverse(self) -> Float[Tensor, "M M"]:
+        """L^-1: on a GPU a product with it takes a third of the time of a triangular solve."""
+        eye = torch.eye(len(self.L), dtype=self.L.dtype, device=self.L.device)
+        return torch.linalg.solve_triangular(self.L, eye, upper=False)
+
     def whiten(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
         """W = Kxz L^-T."""
+        if x.is_cuda and not torch.is_grad_enabled():
+            return self.kernel(x, self.inducing) @ self.L_inverse.mT
         return torch.linalg.solve_triangular(self.L, self.kernel(self.inducing, x), upper=False).mT
 
     def whiten_bags(self, x: Float[Tensor, "n d"], sizes: Sizes = None) -> Float[Tensor, "n k"]:
