@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from gpmil.cli.config import repeated, run_config
-from gpmil.cli.grades import by_grade, grades_of
+from gpmil.cli.grades import by_class, true_classes
 from gpmil.cli.options import Source, labelled
 from gpmil.cli.settings import model_card, model_from_card
 from gpmil.cli.terminal import print_line, progress
@@ -17,7 +17,7 @@ from gpmil.files.whole import json_bytes
 from gpmil.models import BagClassifier, load
 from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions
-from gpmil.runs.grades import write_grades
+from gpmil.runs.grades import write_classes
 from gpmil.runs.judge import judge_run
 from gpmil.runs.learned import LEARNED, in_words, learned
 from gpmil.runs.page import write as write_report
@@ -58,9 +58,9 @@ def run(
     The predictions are of the slides that the model has seen: to look at, not to judge it by.
     """
     asked.check()
-    bags, lines = by_grade(source, model).cohort(cache)
+    bags, lines = by_class(source, model).cohort(cache)
     bags = labelled(bags)
-    y = grades_of(source, model, bags)
+    y = true_classes(source, model, bags)
     card = model_card(model)
     options = {"source": source.card(), "asked": asdict(asked)}
     config = run_config("fit", options, card, bags, lines, cache, before)
@@ -74,7 +74,7 @@ def run(
         model = load(space.folder / "model")
         units = predict_in_batches(space, model, bags, asked, step)
         step("writing")
-        write_grades(space, model, bags, y)
+        write_classes(space, model, bags, y)
         space.write("splits.csv", csv_bytes(_trained_on(bags)))
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         write_patients(space, model, bags)

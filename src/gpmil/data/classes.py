@@ -318,7 +318,7 @@ def example(asked: Mapping[str, Request], counts: Mapping[str, int]) -> dict[str
         roles |= dict.fromkeys(highest, POSITIVE)
     roles |= {name: NEGATIVE for name in sure if name not in roles}
     roles |= {name: EXCLUDED for name in rest if name not in roles}
-    said = {word: _write_list([n for n in counts if roles.get(n) == WORDS[word]]) for word in WORDS}
+    said = {word: write_list([n for n in counts if roles.get(n) == WORDS[word]]) for word in WORDS}
     if grades:
         said |= {"positive": f">={sure[1]}", "negative": f"<{sure[1]}"}
     if len(counts) == 2 and not said["exclude"]:
@@ -326,7 +326,7 @@ def example(asked: Mapping[str, Request], counts: Mapping[str, int]) -> dict[str
     return {word: items for word, items in said.items() if items}
 
 
-def _write_list(names: list[str]) -> str:
+def write_list(names: Sequence[str]) -> str:
     """Names with commas between, as `_read_request` takes them apart."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(names)

@@ -78,7 +78,7 @@ def write(
         section
         for section in (
             *(_read(run), _settings(run), _quality(run), operating.section(run)),
-            grades.section(run.folder, _of_grades(run)),
+            grades.section(run.folder, _of_classes(run)),
             *(patients.section(run), _errors(run), _slides(run)),
         )
         if section is not None
@@ -89,9 +89,10 @@ def write(
     write_whole(run.folder / REPORT, text.encode())
 
 
-def _of_grades(run: RunContents) -> dict[str, str]:
-    """Metrics of grades as metrics.json has them."""
-    cards = run.judged().get("grades", {}).get("metrics", {})
+def _of_classes(run: RunContents) -> dict[str, str]:
+    """Metrics of grades or types as metrics.json has them."""
+    judged = run.judged()
+    cards = (judged.get("grades") or judged.get("classes") or {}).get("metrics", {})
     return {name: str(estimate_of(card)) for name, card in cards.items()}
 
 
