@@ -15,6 +15,7 @@ from gpmil.cli.terminal import print_line, progress
 from gpmil.data.bags import Bags
 from gpmil.files.whole import json_bytes
 from gpmil.models import BagClassifier, load
+from gpmil.models.ordinal import OrdinalMIL
 from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions
 from gpmil.runs.grades import write_classes
@@ -104,6 +105,9 @@ def _is_json(value: Any) -> bool:
 def _say(model: BagClassifier, out: Path) -> None:
     shown, score = in_words(learned(model)), getattr(model, "loo_log_likelihood_", None)
     print_line(f"{type(model).__name__}: {shown}" if shown else type(model).__name__)
+    if isinstance(model, OrdinalMIL):
+        cuts = ", ".join(f"{cut:.3g}" for cut in model.cut_points_)
+        print_line(f"Cut points between {', '.join(map(str, model.classes_))}: {cuts}")
     if score is not None:
         print_line(f"Mean log likelihood of a slide left out of the fit: {score:.4g}")
     point = getattr(model, "operating_point_", None)

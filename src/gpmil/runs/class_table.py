@@ -16,6 +16,7 @@ from gpmil.data.classes import fold
 from gpmil.files.foreign import BadFile
 from gpmil.runs.files import SHARE, class_columns, read_table, with_numbers
 from gpmil.runs.naming import shown
+from gpmil.show.classes import ClassLayer
 
 GRADES, CLASSES = "grades.csv", "classes.csv"
 TRUTH = {GRADES: "grade", CLASSES: "class"}  # the column with what is known
@@ -93,6 +94,15 @@ class ClassTable:
 
 
 TOLD = ("slide", "call")  # columns that are always there
+
+
+def class_layer(patches: pd.DataFrame) -> ClassLayer | None:
+    """Grades or types in a table of patches; None where it has none."""
+    found = class_columns(patches)
+    if len(found) < 2:
+        return None
+    p = patches[list(found.values())].to_numpy(dtype=np.float64)
+    return ClassLayer(tuple(found), p, "expected_grade" in patches)
 
 
 def counted(column: Any, names: list[str]) -> str:
