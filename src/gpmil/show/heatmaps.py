@@ -178,8 +178,7 @@ def heatmap(
     rate : at which patches were marked
     uncertainty : "panel" or "opacity"
         Doubt has a panel of its own, or the less certain is the fainter.
-    per_class : bool
-        A panel with the probability of every grade or type but the first, too.
+    per_class : whether every grade or type but the first has a panel with its probability
     slide : Thumbnail
         A panel, and in grey beneath the maps; coordinates are level-0 pixels then.
     mpp : microns per unit of the coordinates
@@ -187,11 +186,14 @@ def heatmap(
     title, about : the slide's name, and lines on it below
     """
     patches = _placed((coords, step, size), slide is None, values, known, (limits, std_limits))
-    if mpp is None and slide is not None and slide.mpp is not None:
-        mpp = slide.mpp[0]
     counts = [_counts(len(values), patches.flagged, rate)] if title or about else []
-    words, fading = (title, [*about, *counts]), uncertainty == "opacity"
-    return _slide_figure(patches, slide, mpp, box, words, (beside, fading, per_class))
+    words, wishes = (title, [*about, *counts]), (beside, uncertainty == "opacity", per_class)
+    return _slide_figure(patches, slide, _microns(mpp, slide), box, words, wishes)
+
+
+def _microns(mpp: float | None, slide: Thumbnail | None) -> float | None:
+    """As given, or as the slide has it."""
+    return slide.mpp[0] if mpp is None and slide is not None and slide.mpp is not None else mpp
 
 
 def _placed(

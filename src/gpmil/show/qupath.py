@@ -119,10 +119,9 @@ def to_geojson(
     only_flagged
         leave the other patches out.
 
-    Measurements are the layers of the heat maps (suspicion, probability, unlike, doubt) and p-value
-    and sd, where they are finite numbers; suspicion is -log10 of the p-value. A patch without a
-    probability has no class unless it was tested. Where a model knows grades or types, they are
-    the classes, with a probability of each and whether a patch is flagged among the measurements.
+    Measurements are the layers of the heat maps, p-value and sd, where they are finite numbers.
+    A patch without a probability has no class unless it was tested. Grades or types are classes
+    where a model knows them, their probabilities and flags are measurements then.
 
     Examples
     --------
