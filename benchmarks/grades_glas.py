@@ -63,12 +63,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     bags, grades, known = cohort(asked.data)
     shared = {"grades": [0, 1, 2, 3, 4], "n_components": 64}
-    own = shared | {"tuning_budget": asked.budget}
+    gp = shared | {"tuning_budget": asked.budget}
     models = {
         "OrdinalAttentionMIL": lambda s: OrdinalAttentionMIL(**shared, random_state=s),
         "OrdinalMeanPoolMIL": lambda s: OrdinalMeanPoolMIL(**shared, random_state=s),
-        "OrdinalMIL": lambda s: gpmil.OrdinalMIL(**own, random_state=s),
-        "with-context": lambda s: gpmil.OrdinalMIL(**own, slide_context="auto", random_state=s),
+        "OrdinalMIL": lambda s: gpmil.OrdinalMIL(**gp, random_state=s),
+        "with-context": lambda s: gpmil.OrdinalMIL(**gp, slide_context="auto", random_state=s),
     }
     models = {name: make for name, make in models.items() if name in (asked.models or models)}
     inside = (grades >= MALIGNANT)[bags.bag_index]

@@ -244,7 +244,9 @@ def test_grades_and_types_are_classes(ordered):
 
 
 def test_a_model_of_grades_names_its_classes():
-    bags, y, _ = gpmil.simulate.graded_cohort(6, n_grades=3, n_features=12, mean_size=9, seed=1)
+    y, coords = np.arange(9) % 3, [np.arange(8).reshape(4, 2)] * 9
+    x = [np.random.default_rng(b).normal(k, 1, (4, 2)) for b, k in enumerate(y)]
+    bags = gpmil.Bags.from_arrays(x, coords=coords, step=1, graph=None)
     given = {"variance": 9.0, "lengthscale": 3.0, "mean": -1.0, "coupling": 0, "n_inducing": 9}
     model = gpmil.OrdinalMIL(**given, cut_points=[0, 1], random_state=0).fit(bags, y)
     patches = qupath.patches_of(model.predict_instances(bags).split()[2])

@@ -16,9 +16,11 @@ from gpmil.models.graded_areas import isup
 from gpmil.models.ordinal import MOST_AREA, OrdinalMIL
 from gpmil.models.several import SeveralClasses
 from gpmil.runs.class_table import CLASSES, GRADES, ClassTable
+from gpmil.runs.naming import shown
 from gpmil.runs.workspace import Workspace, csv_bytes
 from gpmil.show.report import Section, Table
 
+SHOWN_SLIDES = 60  # on the page; all of them are in the table
 SHOWN = {
     "kappa": "quadratic weighted kappa",
     "accuracy": "accuracy",
@@ -91,21 +93,54 @@ def class_estimates(table: ClassTable, predictions: pd.DataFrame) -> dict[str, E
     )
 
 
-def section(folder: Path, judged: dict[str, str]) -> Section | None:
-    """Grades or types on the page: metrics, as text by their names, and who was called what."""
+def in_words(folder: Path) -> str:
+    """How many grades or types are called rightly, to end a sentence; "" where none is known."""
     table = ClassTable.read(folder)
-    if table is None or not judged:
+    known = None if table is None else table.known()
+    if known is None or not len(known.rows):
+        return ""
+    right = int((known.rows["call"] == known.rows[known.truth]).sum())
+    what = "grades" if known.ordered else "types"
+    return (
+        f" as {known.names[0]} or not; {right:,} of {len(known.rows):,} {what} are called rightly"
+    )
+
+
+def section(folder: Path, judged: dict[str, str]) -> Section | None:
+    """Grades or types on the page: metrics, as text by their names, who was called what, slides."""
+    table = ClassTable.read(folder)
+    if table is None:
         return None
+    tables = [*(_judged(table, judged) if judged else ()), _slides(table)]
+    return Section("Grades" if table.ordered else "Types", [WHAT[table.file]], tables)
+
+
+def _slides(table: ClassTable) -> Table:
+    """The calls of slides, those that are least sure first."""
+    order = np.argsort(table.p.max(1), kind="stable")[:SHOWN_SLIDES]
+    more = [c for c in ("first", "second", "isup", table.truth) if c in table.rows]
+    heads = ["slide", "called", *(f"P({name})" for name in table.names)]
+    heads += [f"true {c}" if c == table.truth else f"{c} by area" for c in more]
+    rows = [
+        [row["slide"], row["call"], *(shown(p) for p in table.p[k]), *(row[c] for c in more)]
+        for k, row in zip(order.tolist(), table.rows.iloc[order].to_dict("records"))
+    ]
+    rest = len(table.rows) - len(rows)
+    caption = "Slides, the least sure first" + (
+        f"; {rest:,} more in {table.file}." if rest else "."
+    )
+    return Table(heads, rows, caption, text=["slide", "called", *heads[-len(more) :]])
+
+
+def _judged(table: ClassTable, judged: dict[str, str]) -> list[Table]:
     known, names, truth = table.known(), table.names, table.truth
     told = "calibration error of {} or more" if table.ordered else "calibration error of {}"
     each = {f"auc_{k}": f"AUC of {name} against the rest" for k, name in enumerate(names)}
     each |= {f"calibration_error_{k}": told.format(name) for k, name in enumerate(names)}
-    shown = SHOWN | each
-    rows = [[word, judged[key]] for key, word in shown.items() if key in judged]
+    rows = [[word, judged[key]] for key, word in (SHOWN | each).items() if key in judged]
     caption = f"{len(known.rows):,} predictions of slides whose {truth} is known."
     metrics = Table(["", "value, with 95 % interval"], rows, caption, text=[""])
     found = confusion(known.codes(truth), known.codes("call"), names)
     cells = [[name, *map(str, row)] for name, row in zip(names, found.to_numpy().tolist())]
     heads = [f"true {truth}", *(f"called {name}" for name in names)]
-    title = "Grades" if table.ordered else "Types"
-    return Section(title, [WHAT[table.file]], [metrics, Table(heads, cells, text=heads[:1])])
+    return [metrics, Table(heads, cells, text=heads[:1])]
