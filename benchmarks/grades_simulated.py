@@ -1,6 +1,9 @@
 """Simulated grades: OrdinalMIL on slides of other patients, kappa, calibration per threshold, maps.
 
-python benchmarks/grades_simulated.py --train 500 --test 300
+python benchmarks/grades_simulated.py --train 500 --test 300 --more 1200
+
+`--components 32` are PCA scores (of all models), `--context` is a slide context (of OrdinalMIL alone).
+`--more` slides of still other patients are judged, too: 300 tell no calibration error below .05.
 """
 
 import argparse
@@ -24,12 +27,17 @@ def main() -> None:
     parser.add_argument("--grades", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=int, default=40)
+    parser.add_argument("--components", type=int, default=None)
+    parser.add_argument("--context", action="store_true")
+    parser.add_argument("--more", type=int, default=0)
     asked = parser.parse_args()
     logging.getLogger("gpmil").setLevel(logging.ERROR)
     train = graded_cohort(asked.train, asked.grades, seed=asked.seed, part=0)
     test = graded_cohort(asked.test, asked.grades, seed=asked.seed, part=1)
     start = time.perf_counter()
-    model = gpmil.OrdinalMIL(calibrated=True, tuning_budget=asked.budget, random_state=0)
+    shared = {"n_components": asked.components, "random_state": 0}
+    own = shared | {"slide_context": "auto" if asked.context else 0.0}
+    model = gpmil.OrdinalMIL(calibrated=True, tuning_budget=asked.budget, **own)
     model.fit(train.bags, train.grades)
     fitted = time.perf_counter() - start
     p = model.predict_proba(test.bags)
@@ -54,10 +62,15 @@ def main() -> None:
         f"{model.loo_log_likelihood_:.4f}; fit {fitted:.0f} s, predict {took:.0f} s"
     )
     print(f"guessing: log loss {np.log(asked.grades):.3f}")
+    if asked.more:
+        more = graded_cohort(asked.more, asked.grades, seed=asked.seed, part=2)
+        print(f"{asked.more} more:", asked_of(more, model.predict_proba(more.bags)))
     for network in (OrdinalAttentionMIL, OrdinalMeanPoolMIL):
-        other = network(random_state=0)
-        q = other.fit(train.bags, train.grades).predict_proba(test.bags)
-        print(network.__name__, asked_of(test, q))
+        other = network(**shared).fit(train.bags, train.grades)
+        print(network.__name__, asked_of(test, other.predict_proba(test.bags)))
+        if asked.more:
+            more = graded_cohort(asked.more, asked.grades, seed=asked.seed, part=2)
+            print(f"  {asked.more} more:", asked_of(more, other.predict_proba(more.bags)))
 
 
 def asked_of(test: GradedCohort, p: np.ndarray) -> str:

@@ -34,6 +34,26 @@ def patches(n: int, seed: int, *, step=256.0, side: int = 0, label: bool = True)
     return frame
 
 
+def with_grades(table: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """The same patches with probabilities of three grades."""
+    p = np.random.default_rng(seed).dirichlet([2, 1, 1], len(table)).round(6)
+    return table.assign(**{"P(benign)": p[:, 0], "P(3)": p[:, 1], "P(4)": p[:, 2]}).assign(
+        expected_grade=p @ np.arange(3)
+    )
+
+
+def write_grades(folder: Path, slides: list[str]) -> pd.DataFrame:
+    """grades.csv of a run: calls go round, the truth is one further where it is known."""
+    names, k = np.array(["benign", "3", "4"]), np.arange(len(slides))
+    p = np.full((len(slides), 3), 0.2)
+    p[k, k % 3] = 0.6
+    truth = np.where(k % 4 == 3, "", names[(k + k % 2) % 3])
+    table = pd.DataFrame({"slide": slides, "P(benign)": p[:, 0], "P(3)": p[:, 1], "P(4)": p[:, 2]})
+    table = table.assign(call=names[k % 3], grade=truth)
+    (folder / "grades.csv").write_bytes(csv_bytes(table))
+    return table
+
+
 def write_run(
     folder: Path,
     tables: dict[str, pd.DataFrame | None],

@@ -9,10 +9,12 @@ from command_line import invoke, ran, write_table
 from sklearn.metrics import cohen_kappa_score
 
 import gpmil
+from gpmil.runs.page import write as write_page
 
 GIVEN = ["--variance", "2.3", "--lengthscale", "1.9", "--mean", "-1.7", "--coupling", "0.6"]
 GIVEN += ["--n-inducing", "12", "--interval-patches", "0"]
 ORDINAL = ["--task", "ordinal", "--grades", "benign,3,4"]
+NOMINAL = ["--task", "nominal", "--classes", "benign,3,4"]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +28,10 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpmil.cli.fit.write_report", lambda folder: None)
         patch.setattr("gpmil.cli.predict.write_report", lambda folder: None)
+        patch.setattr("gpmil.cli.cv.write_report", lambda folder: None)
         ran("fit", *source, "--out", place / "fit", *ORDINAL, "--cut-points", "0,1.5")
         ran("predict", place / "fit", data, "--out", place / "new", "--interval-patches", "0")
+        ran("cv", *source, "--out", place / "types", "--folds", "2", *NOMINAL)
     held_out = ["--out", place / "cv", "--folds", "2", "--cut-points", "0,1.5"]
     ran("cv", *source, *held_out, *ORDINAL)
     return place
@@ -74,6 +78,38 @@ def test_slides_held_out_have_grades_that_are_judged(place):
     assert "quadratic weighted kappa" in page and "called benign" in page
 
 
+def test_grades_that_are_told_later_are_judged(place):
+    """By evaluate, and by predict: the same words, the same metrics as at once."""
+    said = ran("evaluate", place / "new", "--labels", place / "labels.csv")
+    assert "grades kappa" in said
+    told = pd.read_csv(place / "new" / "grades.csv", dtype=str)
+    assert told["grade"].tolist() == (["benign", "3", "benign", "4"] * 5)[:18]
+    later = json.loads((place / "new" / "metrics.json").read_text())["grades"]
+    source = [place / "own.csv", "--labels", place / "labels.csv", "--interval-patches", "0"]
+    ran("predict", place / "fit", *source, "--out", place / "told")
+    at_once = json.loads((place / "told" / "metrics.json").read_text())
+    # the labels of evaluate come without patients
+    assert at_once["grades"]["metrics"]["kappa"]["value"] == later["metrics"]["kappa"]["value"]
+    assert at_once["slides"]["positive"] == 9
+    found = invoke("evaluate", place / "new", "--labels", place / "labels.csv", "--positive", "4")
+    assert found.exit_code == 2 and "the model has 3: benign, 3, 4" in found.output
+
+
+def test_types_have_a_table_and_metrics_of_their_own(place):
+    table = pd.read_csv(place / "types" / "classes.csv", dtype={"call": str, "class": str})
+    assert len(table) == 18 and not (place / "types" / "grades.csv").exists()
+    p = table[["P(benign)", "P(3)", "P(4)"]].to_numpy()
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-5)
+    assert table["call"].tolist() == np.array(["benign", "3", "4"])[p.argmax(1)].tolist()
+    found = json.loads((place / "types" / "metrics.json").read_text())["classes"]["metrics"]
+    right = (table["call"] == table["class"]).mean()
+    assert found["accuracy"]["value"] == pytest.approx(right)
+    assert {"mean_recall", "auc_0", "auc_2", "calibration_error_1"} <= set(found)
+    write_page(place / "types")
+    page = (place / "types" / "report.html").read_text()
+    assert "AUC of 3 against the rest" in page and "true class" in page
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -81,7 +117,9 @@ def test_slides_held_out_have_grades_that_are_judged(place):
         ([*ORDINAL, "--positive", "4"], "--positive and --negative are for two classes"),
         (["--task", "ordinal", "--grades", "benign,3"], "'4'"),
         (["--task", "ordinal", "--model", "VGPMIL"], "--task ordinal is for OrdinalMIL"),
-        (["--task", "nominal"], "--task must be binary or ordinal"),
+        (["--task", "nominal"], "types have names, which nobody said: --classes"),
+        (["--task", "nominal", "--classes", "3,4"], "'benign'"),
+        (["--task", "ranked"], "--task must be one of binary, ordinal, nominal"),
     ],
 )
 def test_what_is_wrong_is_said(place, options, words):

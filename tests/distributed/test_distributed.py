@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 from synthetic import GIVEN, pr, pri, small_cohort
 
-from gpmil import VGPMIL, VGPMILPRI, Bags, distributed, extras
+from gpmil import VGPMIL, VGPMILPRI, Bags, NominalMIL, OrdinalMIL, distributed, extras
 from gpmil.distributed import DaskCluster, Local, cohort, dask_cluster
 from gpmil.distributed.cluster import answer
 from gpmil.models import learning
@@ -213,6 +213,37 @@ def test_leaving_bags_out_of_all_partitions(monkeypatch, moments, solver):
         **(SMALL | GIVEN), coupling="auto", tuning_budget=1, moments=moments, solver=solver
     ).fit(cuts(5, 6), client=Local)
     assert np.allclose(seen[0], model.leave_one_bag_out(bags()), rtol=1e-7)
+
+
+GRADES = np.arange(20) % 3  # in no relation to the bags: the fit is asked, not whether it is good
+SEVERAL = {
+    "grades": OrdinalMIL(
+        **(SMALL | GIVEN), coupling=0.5, slide_effect=0.6, cut_points=[0, 0.7], store="recompute"
+    ),
+    "types": NominalMIL(**(SMALL | GIVEN), coupling=0.5, slide_effect=0.6),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_partitions_of_several_classes(name):
+    one = clone(SEVERAL[name]).fit(bags(), GRADES)
+    for cluster in (Local, Forgetful):
+        assert_same(clone(SEVERAL[name]).fit(cuts(1, 14), GRADES, client=cluster), one)
+    found = distributed.predict(one, cuts(3, 4), client=Local)
+    expected = one.predict_all(bags())
+    assert np.allclose(found.class_proba, expected.class_proba, rtol=1e-8)
+    assert np.allclose(found.class_probability, expected.instances.class_probability, rtol=1e-8)
+
+
+def test_grades_are_learned_and_left_out_over_partitions():
+    model = OrdinalMIL(**(SMALL | GIVEN), coupling=0.5, slide_effect="auto", tuning_budget=6)
+    apart = clone(model).fit(cuts(5, 6), GRADES, client=Local)
+    one = model.fit(bags(), GRADES)
+    assert np.allclose(apart.cut_points_, one.cut_points_, rtol=1e-6)
+    assert apart.slide_effect_ == pytest.approx(one.slide_effect_, rel=1e-6)
+    # that of the fit itself, every bag taken out where it lies
+    left_out = one.leave_one_bag_out(bags(), GRADES).mean()
+    assert apart.loo_log_likelihood_ == pytest.approx(left_out, rel=1e-6)
 
 
 def test_without_geometry():

@@ -193,3 +193,25 @@ def test_features_too_large_for_the_gpu_are_streamed(monkeypatch):
     monkeypatch.setattr(features, "GPU_SHARE", 0.0)
     streamed = gpmil.VGPMILPRI(**settings).fit(bags)
     assert np.allclose(resident.posterior_mean_, streamed.posterior_mean_, rtol=1e-7)
+
+
+def test_grades_and_types_agree():
+    bags, y, _ = gpmil.simulate.graded_cohort(18, n_grades=3, n_features=16, mean_size=20, seed=3)
+    settings = {
+        "variance": 20.0, "lengthscale": 8.0, "mean": -3.0, "coupling": 0.5, "slide_effect": 0.6,
+        "n_inducing": 30, "random_state": 1,
+    }  # fmt: skip
+    ordinal = gpmil.OrdinalMIL(**settings, cut_points=[0, 2.5])
+    for model in (ordinal, gpmil.NominalMIL(**settings)):
+        cpu, gpu = (clone(model).set_params(device=d).fit(bags, y) for d in ("cpu", "cuda"))
+        assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
+        assert np.allclose(gpu.predict_proba(bags), cpu.predict_proba(bags), atol=1e-4)
+        a, b = (m.predict_instances(bags).class_probability for m in (cpu, gpu))
+        assert np.allclose(a, b, atol=1e-6)
+        a, b = (m.leave_one_bag_out(bags, y) for m in (cpu, gpu))
+        assert np.allclose(a, b, atol=1e-3)
+    cpu, gpu = (clone(ordinal).set_params(device=d).fit(bags, y) for d in ("cpu", "cuda"))
+    assert np.allclose(gpu.predict_areas(bags).share, cpu.predict_areas(bags).share, atol=1e-2)
+    learned = clone(ordinal).set_params(cut_points="auto", slide_effect="auto", tuning_budget=6)
+    cpu, gpu = (clone(learned).set_params(device=d).fit(bags, y) for d in ("cpu", "cuda"))
+    assert np.allclose(gpu.cut_points_, cpu.cut_points_, rtol=0.05)

@@ -49,7 +49,7 @@ def test_slides_are_normalised_jointly(model, bags):
     np.testing.assert_allclose(p, expected, rtol=1e-8, atol=1e-12)
     np.testing.assert_allclose(p.sum(1), 1, atol=1e-12)
     both = model.predict_all(bags)
-    np.testing.assert_array_equal(both.grade_proba, p)
+    np.testing.assert_array_equal(both.class_proba, p)
     assert model.predict(bags).tolist() == [NAMES[k] for k in p.argmax(1)]
     assert model.score(bags, np.array(NAMES)[CODES]) == np.mean(p.argmax(1) == CODES) > 0.8
 
@@ -107,5 +107,3 @@ def test_bad_input_is_refused_in_words(bags, settings, y, words):
 def test_what_needs_two_classes_is_refused(model, bags):
     with pytest.raises(ValueError, match="instance_labels"):
         model.update(bags, CODES)
-    with pytest.raises(ValueError, match="in one place"):
-        NominalMIL(**NUMBERS).fit([bags], client=object())

@@ -45,7 +45,7 @@ def test_grades_are_learned_predicted_and_saved(ordinal, binary, known, tmp_path
     assert p.shape == (36, 3) and model.score(bags, np.array(names)[y]) > 0.8
     np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
     np.testing.assert_allclose(p[:, 0], np.exp(model.log_proba_negative(bags)[0]), rtol=1e-6)
-    np.testing.assert_array_equal(model.predict_all(bags).grade_proba, p)
+    np.testing.assert_array_equal(model.predict_all(bags).class_proba, p)
     model.save(tmp_path / "model")
     again = gpmil.load(tmp_path / "model")
     assert again.classes_.tolist() == names

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from oracles.maps import area_mean
 
 from gpmil.show import heatmaps, raster
+from gpmil.show.classes import ClassLayer
 from gpmil.show.heatmaps import (
     MOST_PIXELS,
     Layout,
@@ -211,6 +212,25 @@ def test_panels_are_the_named_layers():
     older = heatmap(cells, values, 1, std=2 + values)  # of a run without doubt and p-values
     assert panel_titles(older) == ["probability", "uncertainty"]
     assert "no p-values" in " ".join(words(older)) and "neighbours" in " ".join(words(older))
+
+
+def test_grades_have_a_colour_each_and_a_panel_where_asked():
+    cells, values = a_slide(2)
+    p = np.column_stack([1 - values, 0.3 * values, 0.7 * values])
+    layer = ClassLayer(("benign", "3", "4"), p, ordered=True)
+    figure = heatmap(cells, values, 1, classes=layer)
+    assert panel_titles(figure) == ["grade", "probability"]
+    shown = figure.axes[0].images[2].get_array()  # one picture per grade
+    expected = naive(cells, np.where(0.7 * values > 0.5, 1.0, np.nan))
+    np.testing.assert_array_equal(np.isnan(shown.filled(np.nan)), np.isnan(expected))
+    assert legend_of(figure).startswith("grade benign; grade 3; grade 4")
+    every = heatmap(cells, values, 1, classes=layer, per_class=True)
+    assert panel_titles(every) == ["grade", "probability", "P(3)", "P(4)"]
+    own = every.axes[3].images[0]
+    np.testing.assert_array_equal(own.get_array(), naive(cells, p[:, 2]))
+    assert own.get_clim() == every.axes[1].images[0].get_clim()
+    types = heatmap(cells, values, 1, classes=layer._replace(ordered=False))
+    assert panel_titles(types) == ["type", "probability"]
 
 
 def test_patches_like_negative_slides_are_transparent():

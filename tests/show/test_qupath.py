@@ -14,6 +14,7 @@ from synthetic import pri
 import gpmil
 from gpmil.models import InstancePredictions
 from gpmil.show import qupath
+from gpmil.show.classes import ClassLayer, class_colours
 from gpmil.show.qupath import Patches, to_geojson, write
 
 
@@ -221,3 +222,32 @@ def test_a_hundred_thousand_patches_take_seconds(tmp_path):
     assert time.process_time() - start < 15
     assert path.stat().st_size < 10e6
     assert gzip.decompress(path.read_bytes()).count(b'"type":"Feature"') == n
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_grades_and_types_are_classes(ordered):
+    p = np.array([[0.4, 0.35, 0.25], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1], [np.nan] * 3])
+    layer = ClassLayer(("benign", "3", "4"), p, ordered)
+    patches = some_patches(4, classes=layer)
+    found = to_geojson(patches, 224)
+    check_valid(found)
+    own = [f["properties"] for f in found["features"]]
+    # a grade is reached with more than a half, of types the likeliest is taken
+    said = [properties.get("classification", {}).get("name") for properties in own]
+    assert said == ["3" if ordered else "benign", "4", "benign", None]
+    colour = tuple(own[1]["classification"]["color"])
+    assert "#{:02x}{:02x}{:02x}".format(*colour) == class_colours(3, ordered)[2]
+    assert own[1]["measurements"]["P(3)"] == 0.2 and own[1]["measurements"]["flagged"] == 1
+    assert "P(3)" not in own[3]["measurements"]
+    marked = to_geojson(patches, 224, only_flagged=True)["features"]
+    assert [f["properties"]["classification"]["name"] for f in marked] == ["4"]
+
+
+def test_a_model_of_grades_names_its_classes():
+    y, coords = np.arange(9) % 3, [np.arange(8).reshape(4, 2)] * 9
+    x = [np.random.default_rng(b).normal(k, 1, (4, 2)) for b, k in enumerate(y)]
+    bags = gpmil.Bags.from_arrays(x, coords=coords, step=1, graph=None)
+    given = {"variance": 9.0, "lengthscale": 3.0, "mean": -1.0, "coupling": 0, "n_inducing": 9}
+    model = gpmil.OrdinalMIL(**given, cut_points=[0, 1], random_state=0).fit(bags, y)
+    patches = qupath.patches_of(model.predict_instances(bags).split()[2])
+    assert patches.classes.names == ("0", "1", "2") and patches.classes.ordered

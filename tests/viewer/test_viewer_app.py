@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.viewer import decode, nearest, roc_points
 from PIL import Image
-from viewer_runs import NASTY, patches, write_run
+from viewer_runs import NASTY, patches, with_grades, write_grades, write_run
 
 from gpmil import __version__
 from gpmil.files.whole import json_bytes
@@ -152,6 +152,31 @@ def test_a_run_without_patches_is_listed(tmp_path):
 def test_equal_names_of_runs_are_told_apart(tmp_path):
     folders = [tmp_path / a / "cv" for a in "pq"] + [tmp_path / "p" / "cv"]
     assert cohorts.unique_names(folders) == ["p/cv", "q/cv", "p/cv (2)"]
+
+
+def test_grades_of_slides_and_patches_are_told(tmp_path):
+    own = {name: None if t is None else with_grades(t, 5) for name, t in tables().items()}
+    folder = write_run(tmp_path / "graded", own)
+    table = write_grades(folder, NAMES[:4])
+    page = client(folder)
+    (found,) = page.get("/api/cohort").json()["classes"]
+    assert found["word"] == "grade" and found["names"] == ["benign", "3", "4"]
+    assert found["call"] == [0, 1, 2, 0, None]  # the last slide is not in the table
+    assert found["truth"] == [0, 2, 2, None, None]
+    assert found["p"][1] == pytest.approx([0.2, 0.6, 0.2])
+    header, arrays = decode(page.get("/api/map/0/1").content)
+    assert header["classes"]["colours"] == found["colours"]
+    rows = texts(folder / "patches" / patch_file(NAMES[1]))
+    assert arrays["class2"] == [float(row["P(4)"]) for row in rows]
+    above = [[float(row["P(3)"]) + float(row["P(4)"]), float(row["P(4)"])] for row in rows]
+    assert arrays["class_code"] == [sum(p > 0.5 for p in each) for each in above]
+    features = page.get("/api/qupath/0/1.geojson").json()["features"]
+    said = [f["properties"]["classification"]["name"] for f in features]
+    assert said == [found["names"][k] for k in arrays["class_code"]]
+    # a table that cannot be read is left out, and the rest is shown
+    (folder / "grades.csv").write_text("slide,call\na,7\n")
+    assert client(folder).get("/api/cohort").json()["classes"] == [None]
+    assert len(table) == 4
 
 
 # --- Maps -----------------------------------------------------------------------------------------

@@ -324,6 +324,9 @@ def _heatmap(
         str,
         typer.Option(help="Doubt: panel (beside), opacity (fainter) or none."),
     ] = "panel",
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="A map of every grade or type, too.")
+    ] = False,
     step: _PatchStep = None,
     coupling: _OneCoupling = None,
     repeat: _OneRepeat = None,
@@ -334,7 +337,7 @@ def _heatmap(
     from gpmil.runs.maps_input import MapOptions
 
     wanted = MapOptions(run, out, slides, slide, step, coupling, repeat, overwrite)
-    heatmap.run(wanted, uncertainty)
+    heatmap.run(wanted, uncertainty, per_class)
 
 
 @app.command("qupath")

@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import connected_components
 from sklearn.base import clone
 
 from gpmil.cli.config import repeated, run_config
-from gpmil.cli.grades import by_grade, grades_of
+from gpmil.cli.grades import by_class, true_classes
 from gpmil.cli.options import LabelTable, Source, labelled
 from gpmil.cli.settings import model_card, model_from_card
 from gpmil.cli.terminal import print_line, progress, show_metrics
@@ -28,7 +28,7 @@ from gpmil.io.labels import column_of, key, read_table
 from gpmil.io.table_files import is_table, read_frame
 from gpmil.models import BagClassifier
 from gpmil.models.checks import count
-from gpmil.models.graded import GradedClassifier
+from gpmil.models.several import SeveralClasses
 from gpmil.runs.data_card import placement
 from gpmil.runs.files import (
     ATTENTION,
@@ -38,7 +38,7 @@ from gpmil.runs.files import (
     read_predictions,
     repeat_folder,
 )
-from gpmil.runs.grades import GRADES, grade_rows
+from gpmil.runs.grades import class_rows, several
 from gpmil.runs.judge import judge_run
 from gpmil.runs.page import write as write_report
 from gpmil.runs.patient_table import PATIENTS
@@ -104,9 +104,9 @@ def run(
     """Fit and predict split by split; finished ones are not computed again."""
     held_out.check()
     asked.check()
-    bags, lines = by_grade(source, model).cohort(cache)
+    bags, lines = by_class(source, model).cohort(cache)
     bags = labelled(bags)
-    y = grades_of(source, model, bags)
+    y = true_classes(source, model, bags)
     splits = planned(bags, held_out, source)
     options = {"source": source.card(), "asked": asdict(asked), **asdict(held_out)}
     config = run_config("cv", options, model_card(model), bags, lines, cache, before)
@@ -127,8 +127,8 @@ def run(
         if asks_for_patients(model, bags):
             pooled = space.pooled([_of_patients(unit) for unit in units])
             space.write(PATIENTS, csv_bytes(pooled))
-        if y is not None and isinstance(model, GradedClassifier) and len(model.grades) > 2:
-            space.write(GRADES, csv_bytes(space.pooled([_of_grades(unit) for unit in units])))
+        if file := several(model):
+            space.write(file, csv_bytes(space.pooled([_of_classes(unit) for unit in units])))
         space.write("splits.csv", table)
         found = judge_run(space.folder, read_predictions(space.folder))
         space.write(METRICS, json_bytes(found))
@@ -157,14 +157,15 @@ def _carry_out(
             write_patches(space, names[chosen].tolist(), [found[i] for i in chosen], under, kind)
     if asks_for_patients(model, bags):
         space.finish(_of_patients(split.unit), _placed(patient_rows(fitted, held_out), split))
-    if isinstance(fitted, GradedClassifier) and len(fitted.classes_) > 2 and y is not None:
-        graded = grade_rows(fitted, held_out, [y[b] for b in split.test])
-        space.finish(_of_grades(split.unit), _placed(graded, split))
+    if isinstance(fitted, SeveralClasses) and several(fitted):
+        known = None if y is None else [y[b] for b in split.test]
+        table = class_rows(fitted, held_out, known).rows
+        space.finish(_of_classes(split.unit), _placed(table, split))
     space.finish(split.unit, _placed(rows, split))
 
 
-def _of_grades(unit: str) -> str:
-    """The part that holds a unit's rows of grades.csv: finished first."""
+def _of_classes(unit: str) -> str:
+    """The part that holds a unit's rows of grades.csv or classes.csv: finished first."""
     return f"grades-{unit}"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gpmil.cli.grades import two_sides, written
 from gpmil.cli.options import LabelTable, in_options
 from gpmil.cli.terminal import print_line, show_metrics
 from gpmil.data import classes
@@ -16,6 +17,7 @@ from gpmil.io import tables
 from gpmil.io.labels import SLIDE_NAMES, join, key
 from gpmil.io.table_files import read_frame
 from gpmil.runs import page
+from gpmil.runs.class_table import ClassTable
 from gpmil.runs.files import (
     CARD,
     LABELS,
@@ -39,6 +41,11 @@ def run(
     """
     config = read_config(folder)
     own = read_predictions(folder)
+    graded = ClassTable.read(folder)
+    if graded is not None and table.labels is not None:
+        table = two_sides(table, graded.names)
+        slides = graded.rows["slide"].tolist()
+        graded = graded.told(dict(zip(slides, written(table, slides))))
     predictions = _labelled(own, table, folder, classes_of(config))
     if not predictions["label"].notna().any():
         raise ValueError(
@@ -47,12 +54,14 @@ def run(
         )
     patch_labels = None if patch_table is None else _patch_labels(patch_table)
     noted = {"note": config["note"]} if "note" in config else {}
-    judged = judge_run(folder, predictions, patch_labels)
+    judged = judge_run(folder, predictions, patch_labels, graded)
     found = _facts_of_fit(folder) | noted | judged
     if out is not None:
         write_whole(out, json_bytes(found))
     else:
         given = predictions is not own
+        if graded is not None:
+            write_whole(folder / graded.file, csv_bytes(graded.rows))
         page.write(folder, predictions, found, patch_labels, given)
         _keep_labels(folder, predictions if given else None)
         write_whole(folder / METRICS, json_bytes(found))

@@ -8,16 +8,17 @@ from typing import Any
 import pandas as pd
 
 from gpmil.cli.config import repeated, run_config
-from gpmil.cli.grades import by_grade, grades_of
+from gpmil.cli.grades import by_class, true_classes
 from gpmil.cli.options import Source, labelled
 from gpmil.cli.settings import model_card, model_from_card
 from gpmil.cli.terminal import print_line, progress
 from gpmil.data.bags import Bags
 from gpmil.files.whole import json_bytes
 from gpmil.models import BagClassifier, load
+from gpmil.models.ordinal import OrdinalMIL
 from gpmil.runs.data_card import placement
 from gpmil.runs.files import METRICS, PREDICTIONS, read_predictions
-from gpmil.runs.grades import write_grades
+from gpmil.runs.grades import write_classes
 from gpmil.runs.judge import judge_run
 from gpmil.runs.learned import LEARNED, in_words, learned
 from gpmil.runs.page import write as write_report
@@ -58,9 +59,9 @@ def run(
     The predictions are of the slides that the model has seen: to look at, not to judge it by.
     """
     asked.check()
-    bags, lines = by_grade(source, model).cohort(cache)
+    bags, lines = by_class(source, model).cohort(cache)
     bags = labelled(bags)
-    y = grades_of(source, model, bags)
+    y = true_classes(source, model, bags)
     card = model_card(model)
     options = {"source": source.card(), "asked": asdict(asked)}
     config = run_config("fit", options, card, bags, lines, cache, before)
@@ -74,7 +75,7 @@ def run(
         model = load(space.folder / "model")
         units = predict_in_batches(space, model, bags, asked, step)
         step("writing")
-        write_grades(space, model, bags, y)
+        write_classes(space, model, bags, y)
         space.write("splits.csv", csv_bytes(_trained_on(bags)))
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         write_patients(space, model, bags)
@@ -104,6 +105,9 @@ def _is_json(value: Any) -> bool:
 def _say(model: BagClassifier, out: Path) -> None:
     shown, score = in_words(learned(model)), getattr(model, "loo_log_likelihood_", None)
     print_line(f"{type(model).__name__}: {shown}" if shown else type(model).__name__)
+    if isinstance(model, OrdinalMIL):
+        cuts = ", ".join(f"{cut:.3g}" for cut in model.cut_points_)
+        print_line(f"Cut points between {', '.join(map(str, model.classes_))}: {cuts}")
     if score is not None:
         print_line(f"Mean log likelihood of a slide left out of the fit: {score:.4g}")
     point = getattr(model, "operating_point_", None)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from gpmil.runs.class_table import ClassTable
 from gpmil.runs.files import PREDICTIONS, read_predictions, with_given_labels
 from gpmil.runs.maps_input import (
     MapOptions,
@@ -30,7 +31,7 @@ Extremes = tuple[float, float]
 AROUND = 0.05  # of the tissue's longer side is shown around it
 
 
-def run(wanted: MapOptions, uncertainty: str = "panel") -> None:
+def run(wanted: MapOptions, uncertainty: str = "panel", per_class: bool = False) -> None:
     """Draw the slides and add the maps to `out`, when all could be drawn."""
     if uncertainty not in UNCERTAINTY:
         raise ValueError(
@@ -49,10 +50,11 @@ def run(wanted: MapOptions, uncertainty: str = "panel") -> None:
                 f"{table.stem}.png",
                 [
                     *facts(overview, uncertainty, rows.get(table.slide)),
+                    per_class,
                     *overview.facts(table, file),
                 ],
                 table,
-                partial(content, table, file, overview, uncertainty, about),
+                partial(content, table, file, overview, uncertainty, about, per_class),
             )
     say_done(work, "heat map", wanted.out)
 
@@ -78,8 +80,12 @@ def slide_rows(wanted: MapOptions) -> dict[str, About]:
         return {name: About([NO_CALLS], rate) for name in table["slide"].unique()}
     if "repeat" in table and wanted.repeat is not None:
         table = table[table["repeat"] == str(wanted.repeat)]
-    first = table.drop_duplicates("slide")
-    return {r["slide"]: About(heading(r, card), rate) for _, r in first.iterrows()}
+    first, classes = table.drop_duplicates("slide"), ClassTable.read(place)
+    found = {}
+    for _, row in first.iterrows():
+        more = "" if classes is None else classes.in_words(row["slide"])
+        found[row["slide"]] = About([*filter(None, [more, *heading(row, card)])], rate)
+    return found
 
 
 def facts(overview: Overview, uncertainty: str, about: About | None) -> list[Any]:
@@ -98,10 +104,15 @@ def _limits(overview: Overview) -> tuple[Extremes, Extremes]:
 
 
 def content(
-    table: PatchTable, file: Path | None, overview: Overview, uncertainty: str, about: About | None
+    table: PatchTable,
+    file: Path | None,
+    overview: Overview,
+    uncertainty: str,
+    about: About | None,
+    per_class: bool = False,
 ) -> bytes:
     """The picture of one slide."""
-    figure = draw(table, file, overview, uncertainty, about)
+    figure = draw(table, file, overview, uncertainty, about, per_class)
     return plots.png(figure, heatmaps.sharp_dpi(figure))
 
 
@@ -111,6 +122,7 @@ def draw(
     overview: Overview,
     uncertainty: str,
     about: About | None = None,
+    per_class: bool = False,
 ) -> Figure:
     """The figure of one slide; every layer has one scale for all slides of the run."""
     info = None if file is None else slides.describe(file)
@@ -132,6 +144,8 @@ def draw(
         limits=limits,
         std_limits=(0.0, overview.scales.std or 1.0) if doubt is None else doubts,
         uncertainty="opacity" if uncertainty == "opacity" else "panel",
+        classes=patches.classes,
+        per_class=per_class,
         flagged=patches.flagged,
         rate=None if about is None else about.rate,
         about=[] if about is None else about.lines,

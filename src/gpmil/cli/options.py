@@ -90,7 +90,10 @@ Out = Annotated[Path, typer.Option(help="Folder to write; an earlier run there i
 ModelName = Annotated[str, typer.Option("--model", help="The class of the model.")]
 Task = Annotated[
     str,
-    typer.Option(help="binary, or ordinal: OrdinalMIL, with --grades benign,3,4,5 in their order."),
+    typer.Option(
+        help="binary; ordinal, with --grades benign,3,4,5 in their order; or nominal, with "
+        "--classes benign,ductal,lobular, the negative one first."
+    ),
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="config.json of a run, to be repeated exactly.")

@@ -11,6 +11,7 @@ import pandas as pd
 
 from gpmil.cli.config import repeated, run_config
 from gpmil.cli.evaluate import classes_of
+from gpmil.cli.grades import by_class, true_classes
 from gpmil.cli.options import Source
 from gpmil.cli.terminal import print_line, progress, show_metrics
 from gpmil.data.bags import Bags
@@ -21,7 +22,7 @@ from gpmil.models import BagClassifier, load
 from gpmil.models.fitted import FittedGP
 from gpmil.runs.data_card import placement
 from gpmil.runs.files import CARD, METRICS, PREDICTIONS, read_config, read_predictions, read_table
-from gpmil.runs.grades import write_grades
+from gpmil.runs.grades import write_classes
 from gpmil.runs.judge import judge_run
 from gpmil.runs.naming import NO_CALLS
 from gpmil.runs.page import write as write_report
@@ -121,7 +122,7 @@ def run(
     place = model_folder(Path(use.model))
     model = use.load(place)
     models = use.coupled(model)
-    bags, lines = source.cohort(cache)
+    bags, lines = _two_classes(source, model).cohort(cache)
     wrong = model.check_agreement(bags, "--allow-mismatch")
     model.check_features(bags)
     options = {"source": source.card(), **asdict(use), "asked": asdict(asked)}
@@ -142,7 +143,7 @@ def run(
             calls = _fitted(own) == _fitted(model)
             units += predict_in_batches(space, own, bags, asked, step, name, calls)
         step("writing")
-        write_grades(space, model, bags)
+        write_classes(space, model, bags, _words(source, model, bags))
         space.write(PREDICTIONS, csv_bytes(space.pooled(units)))
         table = read_predictions(space.folder)
         if list(models) == [""]:
@@ -152,6 +153,16 @@ def run(
             space.write(METRICS, json_bytes(noted | found))
         write_report(space.folder)
     _say(table, found, out)
+
+
+def _two_classes(source: Source, model: BagClassifier) -> Source:
+    """Grades or types of a table of labels, where one is given, as 0 and 1."""
+    return source if source.labels is None else by_class(source, model)
+
+
+def _words(source: Source, model: BagClassifier, bags: Bags) -> list[str | None] | None:
+    """The same word for word."""
+    return None if source.labels is None else true_classes(source, model, bags)
 
 
 def _require_same_model(before: Mapping[str, Any], now: Mapping[str, Any], place: Path) -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gpmil.models import BagClassifier
 
 SETTINGS = "settings"
+TASKS = {"binary": None, "ordinal": "OrdinalMIL", "nominal": "NominalMIL"}
 
 
 class WithSettings(TyperCommand):
@@ -55,12 +56,13 @@ def model_for(task: str, model: str) -> str:
     >>> model_for("ordinal", "VGPMILPRI"), model_for("binary", "VGPMIL")
     ('OrdinalMIL', 'VGPMIL')
     """
-    if task not in ("binary", "ordinal"):
-        raise ValueError(f"--task must be binary or ordinal; got {task!r}.")
-    if task == "ordinal" and model == "VGPMILPRI":  # the default
-        return "OrdinalMIL"
-    if task == "ordinal" and not model.startswith("Ordinal"):
-        raise ValueError(f"--task ordinal is for OrdinalMIL; got --model {model}. Leave one out.")
+    if task not in TASKS:
+        raise ValueError(f"--task must be one of {', '.join(TASKS)}; got {task!r}.")
+    own = TASKS[task]
+    if model == "VGPMILPRI":  # the default
+        return own or model
+    if own and not model.startswith(own.removesuffix("MIL")):
+        raise ValueError(f"--task {task} is for {own}; got --model {model}. Leave one out.")
     return model
 
 

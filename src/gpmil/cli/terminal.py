@@ -68,6 +68,8 @@ def show_metrics(found: Mapping[str, Any]) -> None:
 SHOWN = {
     "slides": ("auc", "average_precision", "accuracy", "log_loss", "calibration_error"),
     "patients": ("auc", "accuracy", "log_loss"),
+    "grades": ("kappa", "accuracy", "within_one", "log_loss"),
+    "classes": ("accuracy", "mean_recall", "log_loss"),
     "patches": (
         *("auc", "average_precision", "within_bag_auc", "froc"),
         *("false_discovery_rate", "power"),

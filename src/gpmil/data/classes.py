@@ -301,8 +301,11 @@ def _describe_unsaid(
         found = f"labels: expected 0 and 1 (-1 or empty: unlabelled), {found[8:]}"
     what = f"what {join_words([repr(name) for name in rest])} {'is' if len(rest) == 1 else 'are'}"
     if len(counts) <= 2:
-        what = "which one is positive"
-    return f"{found} Say {what}, as in {words}."
+        return f"{found} Say which one is positive, as in {words}."
+    return (
+        f"{found} Say {what}, as in {words}. Grades or types can be kept apart, too: "
+        "gpmil.OrdinalMIL, gpmil.NominalMIL (gpmil fit --task ordinal, --task nominal)."
+    )
 
 
 def example(asked: Mapping[str, Request], counts: Mapping[str, int]) -> dict[str, str]:
@@ -315,10 +318,12 @@ def example(asked: Mapping[str, Request], counts: Mapping[str, int]) -> dict[str
     if POSITIVE not in roles.values():
         ill = [name for name in sure if not HEALTHY.search(fold(name))] or sure
         highest = sure[1:] if grades else ill[-1:] if rising else ill[:1]
+        if len(ill) < len(sure) and len(sure) > 2:  # one is healthy: the others may be grades
+            highest = ill
         roles |= dict.fromkeys(highest, POSITIVE)
     roles |= {name: NEGATIVE for name in sure if name not in roles}
     roles |= {name: EXCLUDED for name in rest if name not in roles}
-    said = {word: _write_list([n for n in counts if roles.get(n) == WORDS[word]]) for word in WORDS}
+    said = {word: write_list([n for n in counts if roles.get(n) == WORDS[word]]) for word in WORDS}
     if grades:
         said |= {"positive": f">={sure[1]}", "negative": f"<{sure[1]}"}
     if len(counts) == 2 and not said["exclude"]:
@@ -326,7 +331,7 @@ def example(asked: Mapping[str, Request], counts: Mapping[str, int]) -> dict[str
     return {word: items for word, items in said.items() if items}
 
 
-def _write_list(names: list[str]) -> str:
+def write_list(names: Sequence[str]) -> str:
     """Names with commas between, as `_read_request` takes them apart."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(names)

@@ -1,11 +1,11 @@
-"""How well grades were predicted: weighted kappa, within one grade, calibration per threshold.
+"""How well grades or types were predicted: weighted kappa, calibration per threshold; recall, AUC.
 
 Intervals are percentiles of a bootstrap over patients, as in metrics.py, and those of shares exact.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from gpmil.data.folds import codes
 from gpmil.decide import intervals
 from gpmil.decide.estimates import Estimate, bootstrap
-from gpmil.decide.measures import Binning, Weights, rank_measures, ranked_by_score
+from gpmil.decide.measures import Binning, Ranked, Weights, rank_measures, ranked_by_score
 from gpmil.decide.metric_inputs import check_settings, finite, patient_numbers
 
 MOST_ROUNDS, SAME = 100, 1e-9  # in which kappa and the calls for it settle
@@ -51,45 +51,110 @@ def grade_metrics(
     >>> round(found["kappa"].value, 3), found["within_one"].value
     (0.8, 1.0)
     """
-    p = _probabilities(p)
-    y = _grades(y, "y", *p.shape)
-    n_grades = p.shape[1]
-    said = least_cost(p) if decision is None else _grades(decision, "decision", *p.shape)
-    check_settings(n_bootstrap, level, seed, n_bins, binning)
-    unit = np.arange(len(y)) if groups is None else codes(patient_numbers(groups, len(y)))
-    n_units = int(unit.max()) + 1
-    tables = np.zeros((n_units, n_grades, n_grades))
-    np.add.at(tables, (unit, y, said), 1.0)
-    measure = _measure(y, p, unit, tables, n_bins, binning)
-    found = bootstrap(measure, n_units, n_bootstrap, level, seed)
-    return found | _exact_shares(found, tables)
+    said = _Said.of(y, p, decision, least_cost, groups)
+    at_least = said.p[:, ::-1].cumsum(1)[:, ::-1].clip(0, 1)
+    ranked = {
+        k: ranked_by_score((said.y >= k).astype(float), at_least[:, k], said.unit)
+        for k in range(1, at_least.shape[1])
+    }
+    how = (n_bootstrap, level, seed, n_bins, binning)
+    return _judged(said, ranked, agreement, ("calibration_error",), *how)
 
 
-def _measure(
-    y: np.ndarray,
-    p: np.ndarray,
-    unit: np.ndarray,
-    tables: np.ndarray,
+def class_metrics(
+    y: Any,
+    p: Any,
+    *,
+    decision: Any = None,
+    groups: Any = None,
+    n_bootstrap: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+    n_bins: int = 10,
+    binning: Binning = "mass",
+) -> dict[str, Estimate]:
+    """Accuracy, mean recall and log loss of classes in no order; each against the rest.
+
+    Arguments as of `grade_metrics`; the default decision is the likeliest class. ``auc_k`` and
+    ``calibration_error_k`` are those of P(Y = k), for k = 0 to K - 1.
+
+    >>> y, p = [0, 1, 2, 2], [[0.8, 0.1, 0.1], [0.2, 0.6, 0.2], [0.1, 0.2, 0.7], [0.1, 0.6, 0.3]]
+    >>> found = class_metrics(y, p, n_bootstrap=200)
+    >>> found["accuracy"].value, round(found["mean_recall"].value, 3), found["auc_2"].value
+    (0.75, 0.833, 1.0)
+    """
+    said = _Said.of(y, p, decision, lambda q: q.argmax(1), groups)
+    ranked = {
+        k: ranked_by_score((said.y == k).astype(float), said.p[:, k], said.unit)
+        for k in range(said.p.shape[1])
+    }
+    how = (n_bootstrap, level, seed, n_bins, binning)
+    return _judged(said, ranked, _recalls, ("auc", "calibration_error"), *how)
+
+
+def _judged(
+    said: "_Said",
+    ranked: Mapping[int, Ranked],
+    of_table: Callable[[Confusion], dict[str, float]],
+    of_each: Sequence[str],
+    n_bootstrap: int,
+    level: float,
+    seed: int,
     n_bins: int,
     binning: Binning,
-) -> Callable[[Weights], dict[str, float]]:
-    """Everything, of a resample of the patients."""
-    loss = np.bincount(unit, -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(float).eps)))
-    at_least = p[:, ::-1].cumsum(1)[:, ::-1].clip(0, 1)
-    ranked = {
-        k: ranked_by_score((y >= k).astype(float), at_least[:, k], unit)
-        for k in range(1, p.shape[1])
-    }
+) -> dict[str, Estimate]:
+    """What a confusion matrix says, the log loss, and `of_each` of every question's ranks."""
+    check_settings(n_bootstrap, level, seed, n_bins, binning)
 
     def measure(c: Weights) -> dict[str, float]:
-        table = np.tensordot(c, tables, axes=1)
-        found = agreement(table) | {"log_loss": float(c @ loss / table.sum())}
+        found = of_table(said.table(c)) | said.log_loss(c)
         for k, rows in ranked.items():
-            error = rank_measures(rows, c, n_bins, binning)["calibration_error"]
-            found[f"calibration_error_{k}"] = error
+            one = rank_measures(rows, c, n_bins, binning)
+            found |= {f"{name}_{k}": one[name] for name in of_each}
         return found
 
-    return measure
+    found = bootstrap(measure, len(said.tables), n_bootstrap, level, seed)
+    return found | _exact_shares(found, said.tables)
+
+
+def _recalls(table: Confusion) -> dict[str, float]:
+    """Accuracy, and the mean recall of the classes that there are."""
+    n = table.sum(1)
+    recall = np.diag(table)[n > 0] / n[n > 0]
+    return {"accuracy": float(np.trace(table) / n.sum()), "mean_recall": float(recall.mean())}
+
+
+class _Said(NamedTuple):
+    """Classes and what was said of them, ready to be resampled by patient."""
+
+    y: Int[np.ndarray, " B"]
+    p: Float[np.ndarray, "B K"]
+    unit: Int[np.ndarray, " B"]  # the patient
+    tables: Float[np.ndarray, "U K K"]  # a confusion matrix per patient
+    loss: Float[np.ndarray, " U"]
+
+    @classmethod
+    def of(
+        cls, y: Any, p: Any, decision: Any, by_default: Callable[..., Any], groups: Any
+    ) -> "_Said":
+        p = _probabilities(p)
+        y, n = _grades(y, "y", *p.shape), p.shape[1]
+        said = by_default(p) if decision is None else _grades(decision, "decision", *p.shape)
+        unit = np.arange(len(y)) if groups is None else codes(patient_numbers(groups, len(y)))
+        tables = np.zeros((int(unit.max()) + 1, n, n))
+        np.add.at(tables, (unit, y, said), 1.0)
+        least = np.finfo(float).eps
+        return cls(
+            y, p, unit, tables, np.bincount(unit, -np.log(np.maximum(p[range(len(y)), y], least)))
+        )
+
+    def table(self, c: Weights) -> Confusion:
+        """The confusion matrix of a resample."""
+        return np.tensordot(c, self.tables, axes=1)
+
+    def log_loss(self, c: Weights) -> dict[str, float]:
+        """Of a resample."""
+        return {"log_loss": float(c @ self.loss / self.table(c).sum())}
 
 
 def _exact_shares(found: dict[str, Estimate], tables: np.ndarray) -> dict[str, Estimate]:
@@ -99,6 +164,8 @@ def _exact_shares(found: dict[str, Estimate], tables: np.ndarray) -> dict[str, E
         return {}
     out = {}
     for name, most in (("accuracy", 0), ("within_one", 1)):
+        if name not in found:
+            continue
         one = found[name]
         low, high = intervals.share((tables * (apart <= most)).sum((1, 2)), rows, one.level)
         out[name] = Estimate(one.value, low, high, one.level, one.n, 0)

@@ -52,7 +52,7 @@ from gpmil.data.checks import UNKNOWN
 from gpmil.data.folds import codes
 from gpmil.decide import intervals, measures
 from gpmil.decide.estimates import COUNTED, NARROW, Estimate, bootstrap, with_exact_intervals
-from gpmil.decide.grade_metrics import confusion, grade_metrics
+from gpmil.decide.grade_metrics import class_metrics, confusion, grade_metrics
 from gpmil.decide.measures import (
     FALSE_PER_BAG,
     Binning,
@@ -99,6 +99,7 @@ __all__ = [
     "Weights",
     "bag_metrics",
     "calibration_error",
+    "class_metrics",
     "confusion",
     "false_discovery_rate",
     "froc",

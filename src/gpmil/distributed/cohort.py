@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -152,11 +152,18 @@ class Cohort:
         gram = functools.reduce(torch.add, (one.gram for one in found)).to(device)
         trace = sum(one.trace for one in found)
         sizes = [part.n_instances for part in self.parts]
-        gradient, leaves_out, rough = zip(*self.cluster.map("traits"), strict=True)
-        likelihood = RemoteLikelihood(self.cluster, any(gradient), all(leaves_out), sum(rough))
         anew = plan.store == "recompute"
-        piece = RemotePiece(self.cluster, sizes, device, likelihood, anew)
+        piece = RemotePiece(self.cluster, sizes, device, RemoteLikelihood.of(self.cluster), anew)
         return inference.assemble([piece], Gathered(gram, trace), c, self.whole.n_instances)
+
+    def take_grades(
+        self, problem: Problem, codes: Int[np.ndarray, " B"], cuts: Float[np.ndarray, " k"]
+    ) -> Problem:
+        """The last problem with all that the grades of the bags say."""
+        self.cluster.tell("take_grades", cuts, each=self.by_bags(codes))
+        piece: Any = problem.chunks[0]
+        likelihood = RemoteLikelihood.of(self.cluster)
+        return replace(problem, chunks=[replace(piece, likelihood=likelihood)])
 
     def leave_one_bag_out(
         self, problem: Problem, w: Float[Tensor, " M"], direct: bool
@@ -201,6 +208,12 @@ class RemoteLikelihood(Traits):
     moments_are_gradient: bool
     leaves_out: bool
     roughness: float
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> "RemoteLikelihood":
+        """What the partitions say of theirs."""
+        gradient, leaves_out, rough = zip(*cluster.map("traits"), strict=True)
+        return cls(cluster, any(gradient), all(leaves_out), sum(rough))
 
     @property
     def unsettled(self) -> int:

@@ -22,7 +22,8 @@ from gpmil.data.bags import Bags
 from gpmil.data.labelled import labelled_rows
 from gpmil.inference import leave_out
 from gpmil.inference.extended import Kept
-from gpmil.inference.leave_out import Bag, Mean, Optimum
+from gpmil.inference.leave_grades import Grades
+from gpmil.inference.leave_out import Bag, Mean, Optimum, Score
 from gpmil.inference.pieces import Piece
 from gpmil.inference.solvers import Problem, summed
 from gpmil.inference.stores import Gathered, Source, gather
@@ -119,6 +120,7 @@ class Partition:
         self._plan: Plan | None = None
         self.pieces: Sequence[Piece] = ()
         self._problem: Problem | None = None
+        self._grades: Grades | None = None  # of the bags, where there are more than two
         self.keeps = False  # W and H of the last pass, for the next one
         self.kept: Kept | None = None
 
@@ -265,6 +267,7 @@ class Partition:
         assert self.positive is not None
         self._sample, self._plan, self._gp = None, plan, plan.gp(self.device)
         self.pieces, self._problem = (), None  # an earlier H goes before the next one comes
+        self._grades = None
         source = Source(
             self._gp, self._inputs, self.bags.adjacency, self.bags.offsets, self.positive,
             plan.strength, plan.dtype, plan.likelihood, self._known(), plan.residual,
@@ -274,6 +277,13 @@ class Partition:
         n = self.bags.n_instances
         self._problem = Problem(self.pieces, found.gram, found.gram, 0.0, n, 0.0)
         return Gathered(found.gram.cpu(), found.trace)
+
+    def take_grades(self, codes: Int[np.ndarray, " b"], cuts: Float[np.ndarray, " k"]) -> None:
+        """All that the grade of every bag says, in place of whether it is above the lowest."""
+        assert self._problem is not None
+        self._grades = Grades(codes, self.bags.offsets, cuts)
+        self._problem = self._grades.problem(self._problem)
+        self.pieces = self._problem.chunks
 
     def _gathered(self, source: Source, store: str) -> Gathered:
         """The pieces, and the sums of the first pass: from what is kept, where something is."""
@@ -347,13 +357,18 @@ class Partition:
         """Bags whose expectation propagation has not converged."""
         return sum(piece.likelihood.unsettled for piece in self.pieces)
 
-    def leave_out(self, at: Optimum, mean: Mean) -> Float[Tensor, " b"]:
+    def leave_out(
+        self, at: Optimum, mean: Mean, score: Score = leave_out.scores
+    ) -> Float[Tensor, " b"]:
         """log p(y_b) of every bag under the fit without it; `at` is the fit to all partitions."""
         R_inverse, J_inverse = at.R_inverse.to(self.device), at.J_inverse.to(self.device)
         at = Optimum(at.w.to(self.device), at.c, R_inverse, J_inverse)
         found = torch.empty(len(self.bags), dtype=torch.float64)
         for numbers, bag in self.padded():
-            found[numbers] = leave_out.scores_without(bag, at, mean).cpu()
+            if self._grades is not None:
+                found[numbers] = self._grades.left_out(numbers, bag, at).cpu()
+            else:
+                found[numbers] = leave_out.scores_without(bag, at, mean, score).cpu()
         return found
 
     def suspects(self, w: Float[Tensor, " M"], R: Float[Tensor, "M M"], c: float) -> Suspects:
@@ -415,13 +430,16 @@ class Predicted:
     std: Float[np.ndarray, " N"] | None
     p_value: Float[np.ndarray, " N"] | None
     flagged: np.ndarray | None
+    class_proba: Float[np.ndarray, "B K"] | None = None  # of grades or types, as is the one below
+    class_probability: Float[np.ndarray, "N K"] | None = None
 
     @classmethod
     def of(cls, model: Any, bags: Bags) -> "Predicted":
         """The predictions of some bags."""
         found = model.predict_all(bags)
-        own = {k: getattr(found, k) for k in ("log_proba_negative", "error", "proba")}
-        each = ("probability", "mean", "std", "p_value", "flagged")
+        slides = ("log_proba_negative", "error", "proba", "class_proba")
+        own = {k: getattr(found, k) for k in slides}
+        each = ("probability", "mean", "std", "p_value", "flagged", "class_probability")
         own |= {k: getattr(found.instances, k, None) for k in each}
         return cls(names=bags.names, sizes=bags.sizes, **own)
 

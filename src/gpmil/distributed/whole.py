@@ -7,6 +7,7 @@ themselves and k-means the rows.
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -98,6 +99,13 @@ class WholeCohort:
         found = Gathered(gram.to(device), trace)
         return inference.assemble(self.partition.pieces, found, c, self.bags.n_instances)
 
+    def take_grades(
+        self, problem: Problem, codes: Int[np.ndarray, " B"], cuts: Float[np.ndarray, " k"]
+    ) -> Problem:
+        """The last problem with all that the grades of the bags say."""
+        self.partition.take_grades(codes, cuts)
+        return replace(problem, chunks=self.partition.pieces)
+
     def leave_one_bag_out(
         self,
         problem: Problem,
@@ -106,8 +114,8 @@ class WholeCohort:
         score: leave_out.Score = leave_out.scores,
     ) -> Float[np.ndarray, " B"]:
         """log p(y_b) of every bag under the fit without it."""
-        padded = self.partition.padded()
-        return inference.leave_one_bag_out(problem, padded, w, direct, score).cpu().numpy()
+        at, mean = inference.without_each_bag(problem, w, direct)
+        return self.partition.leave_out(at, mean, score).numpy()
 
     def leave_one_label_out(
         self, problem: Problem, w: Float[Tensor, " M"], direct: bool

@@ -6,7 +6,6 @@ P(Y = k) is the difference of two orthants, P(all m < b_k+1) - P(all m < b_k).
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from gpmil.inference import leave_out
 from gpmil.inference.leave_out import Bag, Curvature, Optimum
-from gpmil.inference.solvers import Problem, collapsed_bound
+from gpmil.inference.solvers import Problem
 from gpmil.moments import orthant
 from gpmil.moments.grades import graded
 from gpmil.moments.truncated import log_not
@@ -48,6 +47,12 @@ class Grades:
             pieces.append(replace(piece, likelihood=graded(group, *own)))  # type: ignore[type-var]
         return replace(binary, chunks=pieces)
 
+    def left_out(self, bags: Int[np.ndarray, " b"], bag: Bag, at: Optimum) -> Float[Tensor, " b"]:
+        """log P(Y_b) of some bags under the fit without each, from the fit to all of them."""
+        grade, cuts = self.of(bags, at.w.device)
+        mu, S = mean_without(bag, at, grade, cuts), leave_out.covariance(bag, at)
+        return scores(bag, mu, S, grade, cuts)
+
 
 def scores(
     bag: Bag, mu: Float[Tensor, "b p"], S: Float[Tensor, "b p p"],
@@ -76,21 +81,6 @@ def log_between(
     by_p = log_p + log_not((log_p_low - log_p).clamp(max=APART))
     by_rest = log_1mp_low + log_not((log_1mp - log_1mp_low).clamp(max=APART))
     return torch.where(log_p_low < -math.log(2), by_p, by_rest)
-
-
-def leave_one_bag_out(
-    problem: Problem, bags: Iterable[tuple[np.ndarray, Bag]], w: Float[Tensor, " M"], grades: Grades
-) -> Float[np.ndarray, " B"]:
-    """log P(Y_b) of every bag under the fit without it, all from the fit at w."""
-    J = collapsed_bound(problem, w)[2]
-    R_inverse = torch.cholesky_inverse(problem.chol_R)
-    at = Optimum(w, problem.c, R_inverse, torch.linalg.inv(J))
-    out = np.empty(len(grades.codes))
-    for numbers, bag in bags:
-        grade, cuts = grades.of(numbers, w.device)
-        mu, S = mean_without(bag, at, grade, cuts), leave_out.covariance(bag, at)
-        out[numbers] = scores(bag, mu, S, grade, cuts).cpu().numpy()
-    return out
 
 
 def mean_without(

@@ -13,7 +13,7 @@ coupled.
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gpmil.fast.lanes import in_lanes
 from gpmil.inference import fused, leave_out
-from gpmil.inference.leave_out import Bag, Optimum
+from gpmil.inference.leave_out import Optimum
 from gpmil.inference.pieces import Chunk, Piece
 from gpmil.inference.steps import ascent, mended, stalled
 from gpmil.inference.stores import Gathered, Source, gather
@@ -372,22 +372,6 @@ def climb(
 
 
 # --- Leaving bags out -------------------------------------------------------------------------
-
-
-def leave_one_bag_out(
-    problem: Problem, bags: Iterable[tuple[np.ndarray, Bag]], w: Float[Tensor, " M"], direct: bool,
-    score: leave_out.Score = leave_out.scores,
-) -> Float[Tensor, " B"]:  # fmt: skip
-    """log p(y_b) of every bag under the fit without it, all from the one fit at w.
-
-    `bags` gives the cohort in padded batches with the numbers of their bags; `direct`: w is the
-    maximum of the collapsed bound, otherwise the paper's fixed point (coupled moments: both).
-    `score` says what is asked of a bag whose patches have known labels.
-    """
-    at, mean = without_each_bag(problem, w, direct)
-    found = [(numbers, leave_out.scores_without(bag, at, mean, score)) for numbers, bag in bags]
-    order = np.argsort(np.concatenate([numbers for numbers, _ in found]))
-    return torch.cat([scores for _, scores in found])[torch.from_numpy(order)]
 
 
 def without_each_bag(

@@ -74,7 +74,7 @@ class Predictions:
     instances: InstancePredictions | None  # None: the model has no probability for an instance
     interval: Float[np.ndarray, "B 2"]  # of proba[:, 1]; nan where not asked for, or not known
     novelty: Float[np.ndarray, " B"] | None = None  # above 1: beyond the training slides; or nan
-    grade_proba: Float[np.ndarray, "B K"] | None = None  # as predict_proba of a model of grades
+    class_proba: Float[np.ndarray, "B K"] | None = None  # of models of grades or types: of each
 
 
 OPTIONAL = ("p_value", "flagged", "doubt", "unlike", "novelty")

@@ -18,12 +18,9 @@ from gpmil.data.folds import left_out_together
 from gpmil.decide import cumulative
 from gpmil.decide.calibration import NEEDED as CALIBRATE
 from gpmil.decide.grade_metrics import expected_kappa
-from gpmil.distributed import WholeCohort
 from gpmil.files.persistence import ARRAYS as FILE
-from gpmil.inference import leave_grades
 from gpmil.inference import solvers as inference
 from gpmil.inference.graded_folds import GradedFolds
-from gpmil.inference.leave_grades import Grades
 from gpmil.inference.objective import Settings
 from gpmil.models import graded_areas, learned_grades
 from gpmil.models.base import (
@@ -32,11 +29,13 @@ from gpmil.models.base import (
 )
 from gpmil.models.checks import count, is_word, share
 from gpmil.models.cross_fit import CrossFit, Marks
-from gpmil.models.graded import GradedClassifier, differences, odds_above, with_grades
+from gpmil.models.graded import GradedClassifier, differences, odds_above
 from gpmil.models.graded_areas import GradeAreas
 from gpmil.models.graded_instances import GradedInstances
 from gpmil.models.saved import Arrays, Card
 from gpmil.models.saved_checks import Array, Damaged, Symbols
+from gpmil.models.several import with_counts
+from gpmil.models.several_gp import SeveralGP
 from gpmil.models.sparse import TrainingCohort
 from gpmil.models.vgpmil_pr import VGPMILPRI
 from gpmil.process.sparse_gp import SparseGP, joint
@@ -44,21 +43,21 @@ from gpmil.process.sparse_gp import SparseGP, joint
 logger = logging.getLogger("gpmil")
 MOST_AREA = 6000  # patches of a slide whose grades are drawn together
 NEEDED = 3  # bags of a grade from which a cut point is learned
-ONLY = {  # of the settings of VGPMILPRI, what is known for grades
-    "solver": "direct",
-    "moments": "diagonal",
-    "instance_labels": "ignore",
-    "optimize": (),
-    "aim": "equal odds",
-}
 
 
-class GradedGP(GradedClassifier, VGPMILPRI):
+class GradedGP(GradedClassifier, SeveralGP):
     """A model of two to eight grades: how it is fitted, and what it says of bags."""
 
+    ABOVE: ClassVar[str] = "above the lowest grade"
+    ONLY: ClassVar[dict[str, Any]] = SeveralGP.ONLY | {
+        "solver": "direct",
+        "moments": "diagonal",
+        "optimize": (),
+        "aim": "equal odds",
+    }
     PLACEMENTS: ClassVar[tuple[str, ...]] = ("kmeans",)
     ARRAYS: ClassVar[dict[str, Array]] = {
-        **with_grades(VGPMILPRI.ARRAYS),
+        **with_counts(VGPMILPRI.ARRAYS),
         "cut_points_": Array(("cuts",), "finite"),
         "calibration_": Array(("cuts", 2), "finite", optional=True),
         "expected_kappa_": Array((1,), "finite", optional=True),
@@ -71,17 +70,8 @@ class GradedGP(GradedClassifier, VGPMILPRI):
 
     # --- Fit ----------------------------------------------------------------------------------
 
-    def fit(self, bags, y=None, *, client=None, group=None):
-        """Fit q(u) to graded bags; y, a grade per bag, wins over `bags.labels` (0 and 1)."""
-        if client is not None or group is not None:
-            raise ValueError(
-                f"{type(self).__name__} needs all bags in one place: fit with neither client nor "
-                "group."
-            )
-        return super().fit(bags, y)
-
-    def _check_grades(self, n_grades: int) -> None:
-        self._check_cut_points(n_grades)
+    def _check_classes(self, n_classes: int) -> None:
+        self._check_cut_points(n_classes)
 
     def _find_settings(
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], device: torch.device
@@ -116,14 +106,13 @@ class GradedGP(GradedClassifier, VGPMILPRI):
         names: list[str], from_here: Settings | None,
     ) -> None:  # fmt: skip
         """The settings that are named, and cut points where they are "auto"."""
-        assert isinstance(cohort, WholeCohort)
         free = is_word(self.cut_points, "auto")
         if free:
             self._check_enough()
         most = learned_grades.MOST_BAGS if names else learned_grades.MOST_FOR_CUTS
         chosen = learned_grades.sample(self._codes, self._seed(), most)
-        bags, labels = cohort.bags[chosen], labels[chosen]
-        groups = left_out_together(labels, bags.groups)
+        bags, labels, patients = cohort.some_bags(chosen), labels[chosen], cohort.whole.groups
+        groups = left_out_together(labels, None if patients is None else patients[chosen])
         made = self._tuning_cohort(bags, labels, device, groups)
         folds = GradedFolds(made, self._codes[chosen])
         search = learned_grades.Search(
@@ -144,37 +133,32 @@ class GradedGP(GradedClassifier, VGPMILPRI):
             self.slide_context_, self.slide_context_lengthscale_ = found[5:]
 
     def _check_enough(self) -> None:
-        few = self.grade_counts_[self.grade_counts_ > 0].min()
+        few = self.class_counts_[self.class_counts_ > 0].min()
         if few < NEEDED:
             raise ValueError(
                 f"learning cut points needs {NEEDED} bags of every grade, "
                 f"{NEEDED * len(self.classes_)} in all; found "
-                f"{dict(zip(self.classes_.tolist(), self.grade_counts_.tolist()))}. "
+                f"{dict(zip(self.classes_.tolist(), self.class_counts_.tolist()))}. "
                 "Join grades, add bags, or give cut_points as numbers."
             )
 
     def _problem(self, gp: SparseGP, cohort: TrainingCohort) -> inference.Problem:
         found = super()._problem(gp, cohort)
-        if len(self.cut_points_) == 1 or not isinstance(cohort, WholeCohort):
+        if len(self.cut_points_) == 1:
             return found
-        return self._known_grades(cohort).problem(found)
-
-    def _known_grades(self, cohort: WholeCohort) -> Grades:
-        return Grades(self._codes, cohort.bags.offsets, self.cut_points_)
+        return cohort.take_grades(found, self._codes, self.cut_points_)
 
     def _fit_to(self, cohort: TrainingCohort, y: Any, device: torch.device) -> None:
         self.calibration_, self.expected_kappa_ = None, None
         super()._fit_to(cohort, y, device)
-        del self._codes
 
     def _left_out(
         self, cohort: TrainingCohort, labels: Int[np.ndarray, " B"], problem: inference.Problem,
         w: Float[torch.Tensor, " M"],
     ) -> Float[np.ndarray, " B"] | None:  # fmt: skip
-        if len(self.cut_points_) == 1 or not isinstance(cohort, WholeCohort):
+        if len(self.cut_points_) == 1:
             return super()._left_out(cohort, labels, problem, w)
-        padded, known = cohort.partition.padded(), self._known_grades(cohort)
-        return leave_grades.leave_one_bag_out(problem, padded, w, known)
+        return cohort.leave_one_bag_out(problem, w, direct=True)
 
     def _keep_operating_point(
         self, left_out: Any, cross_fit: CrossFit | None, labels: Any, groups: Any
@@ -209,7 +193,7 @@ class GradedGP(GradedClassifier, VGPMILPRI):
             odds[fold == k] = odds_above(model.log_proba_at_most(bags[fold == k])[0])
         self.calibration_ = cumulative.fitted(odds, self._codes)
         p = differences(cumulative.calibrated(odds, self.calibration_))
-        shares = self.grade_counts_ / self.grade_counts_.sum()
+        shares = self.class_counts_ / self.class_counts_.sum()
         self.expected_kappa_ = np.array([expected_kappa(p, shares)])
         return found
 
@@ -223,17 +207,10 @@ class GradedGP(GradedClassifier, VGPMILPRI):
         if highest.sum() < CALIBRATE or not outside:
             raise ValueError(
                 f"calibrated=True needs {CALIBRATE} bags of the highest grade, not all of one "
-                f"fold; found {self.grade_counts_[-1]}. Add bags, join grades, or fit with "
+                f"fold; found {self.class_counts_[-1]}. Add bags, join grades, or fit with "
                 "calibrated=False."
             )
         return fold
-
-    def update(self, bags, y=None, *, cross_fit=True):
-        """Refused: labels of patches are not known to a model of grades."""
-        raise ValueError(
-            f"{type(self).__name__} knows instance_labels='ignore' alone: labels of patches teach "
-            "VGPMILPRI, fitted to 'above the lowest grade'."
-        )
 
     # --- Every bag left out -------------------------------------------------------------------
 
@@ -246,20 +223,9 @@ class GradedGP(GradedClassifier, VGPMILPRI):
         return super().leave_one_bag_out(bags, y)
 
     def _leave_out(self, bags, y, patients: bool) -> Float[np.ndarray, " B"]:
-        if len(self.cut_points_) == 1:
-            return super()._leave_out(bags, y, patients)
-        if patients:
+        if patients and len(self.cut_points_) > 1:
             raise ValueError("grades are left out bag by bag: use leave_one_bag_out.")
-        with torch.no_grad():
-            cohort, problem, w = self._fitted_problem(bags, y)
-            known = Grades(self._graded(bags, y).codes, bags.offsets, self.cut_points_)
-            return leave_grades.leave_one_bag_out(problem, cohort.partition.padded(), w, known)
-
-    def _fitted_problem(self, bags, y):
-        codes = self._graded(self._check_predictable(bags), y).codes
-        asked = copy.copy(self)
-        asked._codes = codes
-        return super(GradedGP, asked)._fitted_problem(bags, (codes > 0).astype(np.int64))
+        return super()._leave_out(bags, y, patients)
 
     # --- Predictions --------------------------------------------------------------------------
 
@@ -305,14 +271,8 @@ class GradedGP(GradedClassifier, VGPMILPRI):
         parts = graded_areas.summary(found, level)
         return GradeAreas(*parts, level, self.classes_, bags)
 
-    def predict(self, bags) -> np.ndarray:
-        """The grade of each bag, as a value of `classes_`; see `cost`."""
-        if len(self.cut_points_) == 1:
-            return VGPMILPRI.predict(self, bags)
-        return self.classes_[self.decided(self.predict_proba(bags))]
-
     def _marked(self, found: InstancePredictions, marks: Marks) -> InstancePredictions:
-        known = GradedInstances.of(found, self.cut_points_, self.classes_)
+        known = GradedInstances.cut(found, self.cut_points_, self.classes_)
         return super()._marked(known, marks)
 
     # --- Settings, and a folder ---------------------------------------------------------------
@@ -320,13 +280,6 @@ class GradedGP(GradedClassifier, VGPMILPRI):
     def _check_settings(self) -> None:
         super()._check_settings()
         self._check_grade_settings()
-        for name, only in ONLY.items():
-            value = getattr(self, name)
-            if value != only:
-                raise ValueError(
-                    f"{type(self).__name__} knows {name}={only!r} alone, got {value!r}: leave it "
-                    "out, or fit VGPMILPRI to 'above the lowest grade'."
-                )
         if not is_word(self.cut_points, "auto"):
             self._check_cut_points(None)
 
@@ -351,12 +304,11 @@ class GradedGP(GradedClassifier, VGPMILPRI):
             )
 
     def _restore(self, arrays: Arrays, card: Card, sizes: Symbols) -> None:
-        cuts, counts = self.cut_points_, self.grade_counts_
+        cuts, counts = self.cut_points_, self.class_counts_
         if not len(cuts) or cuts[0] != 0 or (np.diff(cuts) <= 0).any():
             raise Damaged(f"{FILE}: cut_points_: expected rising numbers from 0 on, found {cuts}")
         if len(counts) != len(cuts) + 1:
-            raise Damaged(f"{FILE}: grade_counts_: expected {len(cuts) + 1} counts")
-        self._restore_grades()
+            raise Damaged(f"{FILE}: class_counts_: expected {len(cuts) + 1} counts")
         super()._restore(arrays, card, sizes)
         there = [x is not None for x in (self.calibration_, self.expected_kappa_)]
         if there != [bool(self.calibrated)] * 2:

@@ -18,9 +18,10 @@ from gpmil.models.attention import AttentionMIL, AttentionNetwork, AttentionSett
 from gpmil.models.base import log_odds
 from gpmil.models.batches import Batch
 from gpmil.models.deep import DeepMIL, NetworkSettings
-from gpmil.models.graded import GradedClassifier, differences, with_grades
+from gpmil.models.graded import GradedClassifier, differences
 from gpmil.models.networks import Network
 from gpmil.models.pooling import MeanNetwork, MeanPoolMIL
+from gpmil.models.several import with_counts
 from gpmil.models.training import Training
 
 
@@ -71,7 +72,7 @@ def log_probability(
 class GradedNetwork(GradedClassifier, DeepMIL):
     """A network of grades: what is not the architecture's."""
 
-    ARRAYS = with_grades(DeepMIL.ARRAYS)
+    ARRAYS = with_counts(DeepMIL.ARRAYS)
     training_class = OrdinalTraining
 
     def _targets(self, labels: np.ndarray) -> np.ndarray:
@@ -99,13 +100,13 @@ class GradedNetwork(GradedClassifier, DeepMIL):
         self._check_grade_settings()
 
     def _saved_architecture(self, n_inputs: int) -> dict[str, Any]:
-        return super()._saved_architecture(n_inputs) | {"n_grades": len(self.grade_counts_)}
+        return super()._saved_architecture(n_inputs) | {"n_grades": len(self.class_counts_)}
 
     def _weight_shapes(self) -> dict[str, saved_checks.Shape]:
-        return super()._weight_shapes() | {"gaps": (len(self.grade_counts_) - 1,)}
+        return super()._weight_shapes() | {"gaps": (len(self.class_counts_) - 1,)}
 
     def _restore(self, arrays: Any, card: Any, sizes: Any) -> None:
-        self._restore_grades()
+        self._restore_classes()
         super()._restore(arrays, card, sizes)
 
 

@@ -151,6 +151,8 @@ def by_difference(
 class GradedPatches(Likelihood):
     """Bags of the lowest and of the highest grade as binary ones, and those between."""
 
+    leaves_out = True  # by leave_grades.py
+
     def __init__(self, group: Group, grade: Int[Tensor, " b"], cuts: Float[Tensor, " k"]):
         self.group, between = group, (grade > 0) & (grade < len(cuts))
         self.tau = torch.as_tensor(group.effect, dtype=torch.float64, device=cuts.device)

@@ -258,7 +258,17 @@ def read_patches(file: Path, needed: Iterable[str] = ()) -> pd.DataFrame:
     frame = read_table(file, "a whole table of patches", needed)
     if "flagged" in frame:
         frame["flagged"] = frame["flagged"].map(lambda text: TRUTH.get(text.lower(), text))
-    return with_numbers(frame, PATCH_COLUMNS, file)
+    known = dict.fromkeys(class_columns(frame).values(), SHARE)
+    return with_numbers(frame, PATCH_COLUMNS | known, file)
+
+
+def class_columns(header: Iterable[str]) -> dict[str, str]:
+    """Columns with the probability of a grade or type, by its name, in their order.
+
+    >>> class_columns(["x", "P(benign)", "P(3)", "p_value"])
+    {'benign': 'P(benign)', '3': 'P(3)'}
+    """
+    return {c[2:-1]: c for c in header if c.startswith("P(") and c.endswith(")")}
 
 
 # --- Labels that were given later -----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Grades of the slides of a run: grades.csv, how good they are, and their part of the page."""
+"""Grades or types of the slides of a run: their table, how good they are, and their section."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,38 +7,54 @@ import numpy as np
 import pandas as pd
 
 from gpmil.data.bags import Bags
-from gpmil.data.classes import fold, text
+from gpmil.data.classes import text
 from gpmil.decide.estimates import Estimate
-from gpmil.decide.grade_metrics import confusion, grade_metrics
+from gpmil.decide.grade_metrics import class_metrics, confusion, grade_metrics
 from gpmil.models import BagClassifier
 from gpmil.models.graded import GradedClassifier
 from gpmil.models.graded_areas import isup
 from gpmil.models.ordinal import MOST_AREA, OrdinalMIL
+from gpmil.models.several import SeveralClasses
+from gpmil.runs.class_table import CLASSES, GRADES, ClassTable
+from gpmil.runs.naming import shown
 from gpmil.runs.workspace import Workspace, csv_bytes
 from gpmil.show.report import Section, Table
 
-GRADES = "grades.csv"
+SHOWN_SLIDES = 60  # on the page; all of them are in the table
 SHOWN = {
     "kappa": "quadratic weighted kappa",
     "accuracy": "accuracy",
+    "mean_recall": "mean recall over the classes",
     "within_one": "within one grade",
     "log_loss": "log loss",
 }
-WHAT = (
-    "The grade of a slide is that of its worst patch. Shares of area, patterns and ISUP in "
-    f"{GRADES} are a rule on top, which was checked on no data."
-)
+WHAT = {
+    GRADES: "The grade of a slide is that of its worst patch. Shares of area, patterns and ISUP in "
+    f"{GRADES} are a rule on top, which was checked on no data.",
+    CLASSES: f"Types have no order; {CLASSES} has a probability of each for every slide.",
+}
 
 
-def grade_rows(
-    model: GradedClassifier, bags: Bags, y: Sequence[str | None] | None = None
-) -> pd.DataFrame:
-    """A probability per grade of every slide, the grade that is called, areas, the true grade."""
-    p = model.predict_proba(bags)
+def several(model: BagClassifier) -> str | None:
+    """The table that the model's predictions make; None where it knows two classes alone."""
+    if not isinstance(model, SeveralClasses):
+        return None
+    named = model.named_classes
+    n = len(model.classes_) if named is None else len(named)
+    return (GRADES if isinstance(model, GradedClassifier) else CLASSES) if n > 2 else None
+
+
+def class_rows(
+    model: SeveralClasses, bags: Bags, y: Sequence[str | None] | None = None
+) -> ClassTable:
+    """A probability per class of every slide, the class that is called, areas, the true class."""
+    p, file = model.predict_proba(bags), several(model)
+    assert file is not None
     table = pd.DataFrame({"slide": bags.names.astype(str)})
     table = table.assign(**{f"P({g})": column for g, column in zip(model.classes_, p.T)})
-    table["expected_grade"] = p @ np.arange(p.shape[1])
-    table["call"] = model.classes_[model.decided(p)]
+    if file == GRADES:
+        table["expected_grade"] = p @ np.arange(p.shape[1])
+    table["call"] = [str(text(c)) for c in model.classes_[model.decided(p)]]
     if isinstance(model, OrdinalMIL) and bags.sizes.max() <= MOST_AREA:
         areas = model.predict_areas(bags).to_frame().drop(columns="bag")
         pairs = zip(areas["first"].astype(str), areas["second"].astype(str))
@@ -46,70 +62,85 @@ def grade_rows(
         table = pd.concat([table, areas], axis=1)
         if any(group is not None for group in groups):
             table["isup"] = pd.array(groups, dtype="Int64")
-    if y is not None:
-        known = {fold(str(text(g))): str(g) for g in model.classes_}
-        table["grade"] = ["" if v is None else known.get(fold(v), v) for v in y]
-    return table
+    found = ClassTable(table, [str(text(c)) for c in model.classes_], file)
+    return found if y is None else found.told(dict(zip(table["slide"], y)))
 
 
-def write_grades(
+def write_classes(
     space: Workspace, model: BagClassifier, bags: Bags, y: Sequence[str | None] | None = None
 ) -> None:
-    """grades.csv, where the model has three grades or more."""
-    if isinstance(model, GradedClassifier) and len(model.classes_) > 2:
-        space.write(GRADES, csv_bytes(grade_rows(model, bags, y)))
+    """grades.csv or classes.csv, where the model has three classes or more."""
+    if isinstance(model, SeveralClasses) and several(model):
+        found = class_rows(model, bags, y)
+        space.write(found.file, csv_bytes(found.rows))
 
 
 # --- How good they are ----------------------------------------------------------------------------
-def read_grades(folder: Path) -> tuple[pd.DataFrame, list[str]] | None:
-    """grades.csv and the grades in their order; None where there is none, or no grade is known."""
-    file = Path(folder) / GRADES
-    if not file.is_file():
-        return None
-    table = pd.read_csv(file, dtype={"slide": str, "call": str, "grade": str})
-    names = [column[2:-1] for column in table if column.startswith("P(")]
-    if "grade" not in table:
-        return None
-    known = table[table["grade"].isin(names)]
-    return (known, names) if len(known) else None
-
-
-def grade_estimates(folder: Path, predictions: pd.DataFrame) -> dict[str, Estimate]:
-    """The metrics of the grades that a run called, intervals over patients; none where unknown."""
-    found = read_grades(folder)
-    if found is None:
+def class_estimates(table: ClassTable, predictions: pd.DataFrame) -> dict[str, Estimate]:
+    """The metrics of the classes that a run called, intervals over patients; none where unknown."""
+    known = table.known()
+    if not len(known.rows):
         return {}
-    known, names = found
+    slides = known.rows["slide"]
     patient = predictions.drop_duplicates("slide").set_index("slide")["patient"]
-    own = patient.reindex(known["slide"]).fillna("").to_numpy()
-    p = known[[f"P({name})" for name in names]].to_numpy()
-    return grade_metrics(
-        _codes(known["grade"], names),
-        p / p.sum(1, keepdims=True),
-        decision=_codes(known["call"], names),
-        groups=np.where(own == "", "slide " + known["slide"], own),
+    own = patient.reindex(slides).fillna("").to_numpy()
+    measure = grade_metrics if table.ordered else class_metrics
+    return measure(
+        known.codes(table.truth),
+        known.p,
+        decision=known.codes("call"),
+        groups=np.where(own == "", "slide " + slides, own),
     )
 
 
-def _codes(column: pd.Series, names: list[str]) -> np.ndarray:
-    return column.map({name: k for k, name in enumerate(names)}).to_numpy(dtype=np.int64)
+def in_words(folder: Path) -> str:
+    """How many grades or types are called rightly, to end a sentence; "" where none is known."""
+    table = ClassTable.read(folder)
+    known = None if table is None else table.known()
+    if known is None or not len(known.rows):
+        return ""
+    right = int((known.rows["call"] == known.rows[known.truth]).sum())
+    what = "grades" if known.ordered else "types"
+    return (
+        f" as {known.names[0]} or not; {right:,} of {len(known.rows):,} {what} are called rightly"
+    )
 
 
 def section(folder: Path, judged: dict[str, str]) -> Section | None:
-    """Grades on the page: metrics, as text by their names, and who was called what."""
-    found = read_grades(folder)
-    if found is None or not judged:
+    """Grades or types on the page: metrics, as text by their names, who was called what, slides."""
+    table = ClassTable.read(folder)
+    if table is None:
         return None
-    known, names = found
-    shown = SHOWN | {
-        f"calibration_error_{k}": f"calibration error of {name} or more"
-        for k, name in enumerate(names)
-        if k
-    }
-    rows = [[word, judged[key]] for key, word in shown.items() if key in judged]
-    caption = f"{len(known):,} predictions of slides whose grade is known."
+    tables = [*(_judged(table, judged) if judged else ()), _slides(table)]
+    return Section("Grades" if table.ordered else "Types", [WHAT[table.file]], tables)
+
+
+def _slides(table: ClassTable) -> Table:
+    """The calls of slides, those that are least sure first."""
+    order = np.argsort(table.p.max(1), kind="stable")[:SHOWN_SLIDES]
+    more = [c for c in ("first", "second", "isup", table.truth) if c in table.rows]
+    heads = ["slide", "called", *(f"P({name})" for name in table.names)]
+    heads += [f"true {c}" if c == table.truth else f"{c} by area" for c in more]
+    rows = [
+        [row["slide"], row["call"], *(shown(p) for p in table.p[k]), *(row[c] for c in more)]
+        for k, row in zip(order.tolist(), table.rows.iloc[order].to_dict("records"))
+    ]
+    rest = len(table.rows) - len(rows)
+    caption = "Slides, the least sure first" + (
+        f"; {rest:,} more in {table.file}." if rest else "."
+    )
+    return Table(heads, rows, caption, text=["slide", "called", *heads[-len(more) :]])
+
+
+def _judged(table: ClassTable, judged: dict[str, str]) -> list[Table]:
+    known, names, truth = table.known(), table.names, table.truth
+    told = "calibration error of {} or more" if table.ordered else "calibration error of {}"
+    each = {f"auc_{k}": f"AUC of {name} against the rest" for k, name in enumerate(names)}
+    each |= {f"calibration_error_{k}": told.format(name) for k, name in enumerate(names)}
+    rows = [[word, judged[key]] for key, word in (SHOWN | each).items() if key in judged]
+    caption = f"{len(known.rows):,} predictions of slides whose {truth} is known."
     metrics = Table(["", "value, with 95 % interval"], rows, caption, text=[""])
-    table = confusion(_codes(known["grade"], names), _codes(known["call"], names), names)
-    cells = [[name, *map(str, row)] for name, row in zip(names, table.to_numpy().tolist())]
-    heads = ["true grade", *(f"called {name}" for name in names)]
-    return Section("Grades", [WHAT], [metrics, Table(heads, cells, text=["true grade"])])
+    found = confusion(known.codes(truth), known.codes("call"), names)
+    cells = [[name, *map(str, row)] for name, row in zip(names, found.to_numpy().tolist())]
+    heads = [f"true {truth}", *(f"called {name}" for name in names)]
+    return [metrics, Table(heads, cells, text=heads[:1])]

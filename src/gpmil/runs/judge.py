@@ -11,8 +11,9 @@ import pandas as pd
 
 from gpmil.decide import metrics
 from gpmil.runs import operating
+from gpmil.runs.class_table import ClassTable
 from gpmil.runs.files import coupling_folder, patch_path, read_patches
-from gpmil.runs.grades import grade_estimates
+from gpmil.runs.grades import class_estimates
 from gpmil.runs.patient_table import read_patients, with_labels_of_slides
 
 RESAMPLES = 1000
@@ -24,15 +25,21 @@ NO_PATIENT = (
 )
 
 
-def judge_run(folder: Path, predictions: pd.DataFrame, patch_labels: Any = None) -> dict[str, Any]:
+def judge_run(
+    folder: Path,
+    predictions: pd.DataFrame,
+    patch_labels: Any = None,
+    classes: ClassTable | None = None,
+) -> dict[str, Any]:
     """metrics.json from the files of a run; empty where no label is known.
 
     `predictions` is predictions.csv, maybe with other labels; `patch_labels(slide, table)` gives
-    those of patches in place of the tables' own.
+    those of patches in place of the tables' own, `classes` grades or types in place of the run's.
     """
     if "coupling" not in predictions:
         found = _judge(predictions, folder, "", patch_labels)
-        return found | _patient_metrics(folder, predictions) | _grades(folder, predictions)
+        classes = ClassTable.read(folder) if classes is None else classes
+        return found | _patient_metrics(folder, predictions) | _classes(classes, predictions)
     every = {
         str(c): _judge(rows, folder, coupling_folder(str(c)), patch_labels)
         for c, rows in predictions.groupby("coupling", sort=False)
@@ -108,12 +115,13 @@ def _patient_metrics(folder: Path, predictions: pd.DataFrame) -> dict[str, Any]:
     return {"patients": found}
 
 
-def _grades(folder: Path, predictions: pd.DataFrame) -> dict[str, Any]:
-    """Of grades.csv; empty where there is none, or no grade is known."""
-    found = grade_estimates(folder, predictions)
-    if not found:
+def _classes(table: ClassTable | None, predictions: pd.DataFrame) -> dict[str, Any]:
+    """Of grades.csv or classes.csv; empty where there is none, or no class is known."""
+    found = {} if table is None else class_estimates(table, predictions)
+    if table is None or not found:
         return {}
-    return {"grades": {"resamples": RESAMPLES, "metrics": _plain(found)}}
+    kind = table.file.removesuffix(".csv")
+    return {kind: {"resamples": RESAMPLES, "metrics": _plain(found)}}
 
 
 def _labelled_patches(

@@ -18,6 +18,7 @@ from rich.progress import track
 
 from gpmil.data.graphs import infer_step
 from gpmil.files.foreign import BadFile, reading
+from gpmil.runs.class_table import class_layer
 from gpmil.runs.files import (
     CARD,
     ENDING,
@@ -112,6 +113,7 @@ class PatchTable:
             flagged,
             given.get("doubt"),
             given.get("unlike"),
+            class_layer(frame),
         )
 
 
@@ -360,7 +362,9 @@ def _scales(table: PatchTable) -> Scales:
             given = {c: frame[c].to_numpy(float) for c in frame}
     except BadFile:
         return Scales()
-    good = {c: np.where(PATCH_COLUMNS[c].good(v), v, np.nan) for c, v in given.items()}
+    good: dict[str, Any] = {
+        c: np.where(PATCH_COLUMNS[c].good(v), v, np.nan) for c, v in given.items()
+    }
     std = good.pop("sd", good.pop("std", None))
     nowhere = np.full(len(frame), np.nan)
     return Scales.of(Patches(nowhere, good.pop("probability", nowhere), std, **good))

@@ -16,6 +16,7 @@ from gpmil.decide.unlike import ANSWERS
 from gpmil.files.whole import write_whole
 from gpmil.models import BagClassifier
 from gpmil.runs import grades, operating, patients
+from gpmil.runs.class_table import class_layer
 from gpmil.runs.contents import PatchLabels, RunContents, has_patients
 from gpmil.runs.files import EVIDENCE, LABELS
 from gpmil.runs.judge import NO_PATIENT, estimate_of
@@ -77,8 +78,8 @@ def write(
     sections = [
         section
         for section in (
-            *(_read(run), _settings(run), _quality(run), operating.section(run)),
-            grades.section(run.folder, _of_grades(run)),
+            *(_read(run), _settings(run), grades.section(run.folder, _of_classes(run))),
+            *(_quality(run), operating.section(run)),
             *(patients.section(run), _errors(run), _slides(run)),
         )
         if section is not None
@@ -89,9 +90,10 @@ def write(
     write_whole(run.folder / REPORT, text.encode())
 
 
-def _of_grades(run: RunContents) -> dict[str, str]:
-    """Metrics of grades as metrics.json has them."""
-    cards = run.judged().get("grades", {}).get("metrics", {})
+def _of_classes(run: RunContents) -> dict[str, str]:
+    """Metrics of grades or types as metrics.json has them."""
+    judged = run.judged()
+    cards = (judged.get("grades") or judged.get("classes") or {}).get("metrics", {})
     return {name: str(estimate_of(card)) for name, card in cards.items()}
 
 
@@ -108,6 +110,7 @@ def _lead(run: RunContents) -> str:
         words += f" in each of {run.slides['repeat'].nunique()} repeats"
     if len(known):
         words += f"; the label of {known['slide'].nunique():,} is known, and {_wrong_words(run)}"
+        words += grades.in_words(run.folder)
     if (run.called["decision"] != "").any():
         referred = run.called[run.called["decision"] == "refer"]["slide"].nunique()
         words += f"; {referred} are to be looked at by a person"
@@ -312,6 +315,7 @@ def _map(run: RunContents, row: pd.Series) -> Picture | None:
         std=_column(patches, "sd"),
         truth=_truth(patches),
         flagged=patches["flagged"].to_numpy(bool) if "flagged" in patches else None,
+        classes=class_layer(patches),
         rate=rate_of(run.config),
         about=heading(row, run.config),
     )

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from gpmil.show.classes import ClassLayer
 from gpmil.show.comparison import SlideMaps, comparison
 from gpmil.show.layers import (
     BENIGN,
@@ -32,6 +33,7 @@ from gpmil.show.layers import (
     UNKNOWN,
     doubt_limits,
     draw,
+    draw_classes,
     draw_slide,
     draw_suspicion,
     draw_truth,
@@ -79,6 +81,7 @@ __all__ = [
     "SLIVER",
     "UNCERTAINTY",
     "UNKNOWN",
+    "ClassLayer",
     "Coords",
     "Layers",
     "Layout",
@@ -105,7 +108,7 @@ __all__ = [
 
 Uncertainty = Literal["panel", "opacity"]
 TICKS = ((0.0, "1"), (1.0, "0.1"), (2.0, "0.01"), (3.0, "\u2264 0.001"))  # of suspicion
-MARKED = ("suspicion", "probability", "unlike")  # panels with marks on them
+MARKED = ("suspicion", "grade", "type", "probability", "unlike")  # panels with marks on them
 NO_P_VALUES = (
     "no suspicion: there are no p-values (the model was fitted without flags, or another coupling "
     "was asked for)"
@@ -125,6 +128,7 @@ class _Patches(NamedTuple):
     doubt_name: str
     truth: Values | None
     flagged: Values | None
+    classes: ClassLayer | None
     cuts: Sequence[tuple[int, float]]
 
 
@@ -137,6 +141,7 @@ class Layers(TypedDict, total=False):
     std: Values | None  # standard deviations, drawn where there is no doubt
     truth: Values | None  # labels, -1 unknown: malignant patches are outlined
     flagged: Values | None  # marked patches: hatched
+    classes: ClassLayer | None  # grades or types: the panel "grade" or "type", a colour each
 
 
 def heatmap(
@@ -151,6 +156,7 @@ def heatmap(
     box: tuple[float, float] = (1.95, 2.2),
     rate: float | None = None,
     uncertainty: Uncertainty = "panel",
+    per_class: bool = False,
     slide: Thumbnail | None = None,
     mpp: float | None = None,
     title: str = "",
@@ -172,6 +178,7 @@ def heatmap(
     rate : at which patches were marked
     uncertainty : "panel" or "opacity"
         Doubt has a panel of its own, or the less certain is the fainter.
+    per_class : whether every grade or type but the first has a panel with its probability
     slide : Thumbnail
         A panel, and in grey beneath the maps; coordinates are level-0 pixels then.
     mpp : microns per unit of the coordinates
@@ -179,11 +186,14 @@ def heatmap(
     title, about : the slide's name, and lines on it below
     """
     patches = _placed((coords, step, size), slide is None, values, known, (limits, std_limits))
-    if mpp is None and slide is not None and slide.mpp is not None:
-        mpp = slide.mpp[0]
     counts = [_counts(len(values), patches.flagged, rate)] if title or about else []
-    words, fading = (title, [*about, *counts]), uncertainty == "opacity"
-    return _slide_figure(patches, slide, mpp, box, words, beside, fading)
+    words, wishes = (title, [*about, *counts]), (beside, uncertainty == "opacity", per_class)
+    return _slide_figure(patches, slide, _microns(mpp, slide), box, words, wishes)
+
+
+def _microns(mpp: float | None, slide: Thumbnail | None) -> float | None:
+    """As given, or as the slide has it."""
+    return slide.mpp[0] if mpp is None and slide is not None and slide.mpp is not None else mpp
 
 
 def _placed(
@@ -214,6 +224,7 @@ def _placed(
         name,
         known.get("truth"),
         known.get("flagged"),
+        known.get("classes"),
         cuts,
     )
 
@@ -224,16 +235,20 @@ def _slide_figure(
     mpp: float | None,
     box: tuple[float, float],
     words: tuple[str, Sequence[str]],
-    beside: bool,
-    fading: bool,
+    wishes: tuple[bool, bool, bool],
 ) -> Figure:
-    """The panels of one slide; `fading`: doubt is drawn as opacity."""
+    """The panels of one slide; wished are truth beside, doubt as opacity, a panel per class."""
+    beside, fading, per_class = wishes
     fading = fading and patches.doubt is not None
+    classes = patches.classes
     there = {
         "truth": beside and patches.truth is not None,
         "slide": slide is not None,
         "suspicion": patches.p_value is not None,
+        "grade": classes is not None and classes.ordered,
+        "type": classes is not None and not classes.ordered,
         "probability": True,
+        **({f"P({name})": per_class for name in classes.names[1:]} if classes else {}),
         "unlike": patches.unlike is not None,
         patches.doubt_name: patches.doubt is not None and not fading,
     }
@@ -267,6 +282,12 @@ def _draw_panel(
         bar_below(ax, image, "p-value", foot)
         bar = ax.get_figure(root=True).axes[-1]  # type: ignore[union-attr]  # just made
         bar.set_xticks([at for at, _ in TICKS], [word for _, word in TICKS])
+    elif name in ("grade", "type") and patches.classes is not None:
+        draw_classes(ax, patches.layout, patches.classes, over)
+    elif name.startswith("P(") and patches.classes is not None:
+        own = patches.classes.probability[:, patches.classes.names.index(name[2:-1])]
+        image = draw(ax, patches.layout, own, limits=patches.limits, alpha=over)
+        bar_below(ax, image, f"probability of {patches.classes.word} {name[2:-1]}", foot)
     elif name == "probability":
         _draw_probability(ax, patches, over, fading, foot)
     elif name == "unlike" and patches.unlike is not None:
@@ -311,19 +332,23 @@ def _draw_lines(ax: Axes, patches: _Patches, panel: str) -> None:
         outline(ax, patches.layout, patches.truth == 1)
 
 
-def _handles(patches: _Patches) -> list[Artist]:
-    """A legend entry for every kind of line that is drawn."""
-    found: list[Artist] = []
+def _handles(patches: _Patches) -> list[Sequence[Artist]]:
+    """A legend entry for every kind of line that is drawn, and one line for all classes."""
+    found: list[Sequence[Artist]] = []
+    if patches.classes is not None:
+        layer = patches.classes
+        named = zip(layer.names, layer.colours)
+        found.append([Patch(facecolor=c, label=f"{layer.word} {name}") for name, c in named])
     if patches.flagged is not None and np.asarray(patches.flagged, dtype=bool).any():
         struck = Patch(facecolor=TISSUE, edgecolor=INK, hatch="////", linewidth=0.0)
         struck.set_label("hatched: marked patches")
-        found.append(struck)
+        found.append([struck])
     if patches.truth is not None and (patches.truth == 1).any():
-        found.append(Line2D([], [], color=OUTLINE, linewidth=1.2, label="labelled positive"))
+        found.append([Line2D([], [], color=OUTLINE, linewidth=1.2, label="labelled positive")])
     if patches.cuts:
         dots = Line2D([], [], color=MUTED, linewidth=0.8, linestyle=":")
         dots.set_label("empty glass left out")
-        found.append(dots)
+        found.append([dots])
     return found
 
 

@@ -17,6 +17,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import Colormap, LinearSegmentedColormap, ListedColormap
 from matplotlib.image import AxesImage
 
+from gpmil.show.classes import ClassLayer
 from gpmil.show.plots import INK
 from gpmil.show.raster import Layout, Values, borders
 from gpmil.show.slides import Thumbnail
@@ -31,6 +32,8 @@ FLAME = ("#ffffcc", "#ffeda0", "#fed976", "#feb24c", "#fd8d3c", "#fc4e2a", "#e31
 EXPLAINED = {
     "suspicion": "suspicion: how unlike tissue of negative slides, as a p-value; transparent: like",
     "probability": "probability: that a patch is positive, as the model states it",
+    "grade": "grade: the highest one that a patch reaches with a probability of more than a half",
+    "type": "type: the likeliest one of every patch",
     "unlike": "unlike: probability, from slide labels alone, that a patch is unlike tissue of "
     "negative slides; that is not the same as tumour",
     "doubt": "doubt: how unsure the model is here; 1 is as unsure as before any slide was seen, "
@@ -106,6 +109,13 @@ def draw_suspicion(
     limits = (0.0, float(-np.log10(SMALLEST_P)))
     # averages of overlapping patches are of the logarithms
     return draw(ax, layout, suspicion(p_value), suspicion_colours(), limits)
+
+
+def draw_classes(ax: Axes, layout: Layout, classes: ClassLayer, alpha: float | None = None) -> None:
+    """Draw the grade or type of every patch in its colour."""
+    codes = classes.codes
+    for k, colour in enumerate(classes.colours):
+        draw(ax, layout, np.where(codes == k, 1.0, np.nan), ListedColormap([colour]), alpha=alpha)
 
 
 def scale_top(*values: np.ndarray) -> float:

@@ -29,7 +29,7 @@ class Words(NamedTuple):
 
     title: str = ""
     about: Sequence[str] = ()
-    handles: Sequence[Artist] = ()  # of the legend, with their labels
+    handles: Sequence[Sequence[Artist]] = ()  # of the legend line by line, with their labels
     notes: Sequence[str] = ()
 
 
@@ -77,14 +77,16 @@ def _write_above(figure: Figure, title: str, about: Sequence[str]) -> None:
         figure.text(left, y, line, fontsize=SMALL, color=MUTED)
 
 
-def _write_below(figure: Figure, handles: Sequence[Artist], notes: Sequence[str]) -> None:
+def _write_below(figure: Figure, handles: Sequence[Sequence[Artist]], notes: Sequence[str]) -> None:
     width, height = figure.get_size_inches()
     for k, note in enumerate(reversed(notes)):
         y = (k * 1.1 + 0.35) * LINE / height
         figure.text(MARGIN / width, y, note, fontsize=SMALL - 0.5, color=MUTED)
-    for k, handle in enumerate(reversed(handles)):
+    for k, line in enumerate(reversed(handles)):
         figure.legend(
-            handles=[handle],
+            handles=list(line),
+            ncols=len(line),
+            columnspacing=1.2,
             loc="lower left",
             bbox_to_anchor=(0, (len(notes) + k) * 1.1 * LINE / height),
             borderpad=0,

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
+from matplotlib.colors import to_rgb
 
 from gpmil.files.whole import write_whole
+from gpmil.show.classes import ClassLayer
 from gpmil.show.layers import suspicion
 from gpmil.show.raster import pair
 
@@ -57,13 +59,17 @@ class Patches:
     flagged: np.ndarray | None = None
     doubt: np.ndarray | None = None
     unlike: np.ndarray | None = None
+    classes: ClassLayer | None = None  # grades or types
 
     def __len__(self) -> int:
         return len(self.coords)
 
     def part(self, chosen: Any) -> "Patches":
         """Some of the patches, by a slice or a mask."""
-        columns: Any = (None if v is None else v[chosen] for v in vars(self).values())
+        columns: Any = (
+            v.part(chosen) if isinstance(v, ClassLayer) else None if v is None else v[chosen]
+            for v in vars(self).values()
+        )
         return Patches(*columns)
 
 
@@ -82,6 +88,10 @@ def patches_of(predictions: "InstancePredictions") -> Patches:
         )
     names = ("std", "p_value", "flagged", "doubt", "unlike")
     said = {name: getattr(predictions, name) for name in names}
+    p, classes = (getattr(predictions, k, None) for k in ("class_probability", "classes"))
+    if p is not None and classes is not None:
+        ordered = hasattr(predictions, "expected_grade")
+        said["classes"] = ClassLayer(tuple(str(c) for c in classes), p, ordered)
     return Patches(bags.coords, predictions.probability, **said)
 
 
@@ -109,9 +119,9 @@ def to_geojson(
     only_flagged
         leave the other patches out.
 
-    Measurements are the layers of the heat maps (suspicion, probability, unlike, doubt) and p-value
-    and sd, where they are finite numbers; suspicion is -log10 of the p-value. A patch without a
-    probability has no class unless it was tested.
+    Measurements are the layers of the heat maps, p-value and sd, where they are finite numbers.
+    A patch without a probability has no class unless it was tested. Grades or types are classes
+    where a model knows them, their probabilities and flags are measurements then.
 
     Examples
     --------
@@ -211,6 +221,10 @@ def _classes(
     patches: Patches, threshold: float | Sequence[float]
 ) -> tuple[list[dict[str, Any]], Int[np.ndarray, " n"]]:
     """The classes with their colours, and the number of each patch's class, -1 for none."""
+    if patches.classes is not None:
+        named = zip(patches.classes.names, patches.classes.colours)
+        found = [{"name": name, "color": _rgb(colour)} for name, colour in named]
+        return found, patches.classes.codes
     if patches.flagged is not None:
         kind = np.where(np.asarray(patches.flagged, dtype=bool), 0, 1)
         return [{"name": name, "color": rgb} for name, rgb in FLAG_COLOURS.items()], kind
@@ -225,6 +239,15 @@ def _classes(
     rgb = [np.interp(at, np.arange(len(SCALE)), channel).round().astype(int) for channel in SCALE.T]
     colours = np.stack(rgb, axis=1).tolist()
     return [{"name": n, "color": c} for n, c in zip(_ranges(cuts), colours)], kind
+
+
+def _rgb(colour: str) -> list[int]:
+    """As QuPath writes it.
+
+    >>> _rgb("#0072b2")
+    [0, 114, 178]
+    """
+    return [round(255 * part) for part in to_rgb(colour)]
 
 
 def _ranges(cuts: Float[np.ndarray, " k"]) -> list[str]:
@@ -259,6 +282,10 @@ def _measurements(patches: Patches) -> list[dict[str, float]]:
         "p-value": patches.p_value,
         "sd": patches.std,
     }
+    if patches.classes is not None:
+        each = patches.classes.probability.T
+        columns |= {f"P({name})": p for name, p in zip(patches.classes.names, each)}
+        columns["flagged"] = patches.flagged
     for name, values in columns.items():
         if values is None:
             continue

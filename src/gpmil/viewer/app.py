@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from gpmil import __version__
 from gpmil.viewer import cohort as cohorts
 from gpmil.viewer import lessons, maps
+from gpmil.viewer.classes import slide_classes
 from gpmil.viewer.cohort import Missing, ShownCohort
 from gpmil.viewer.maps import Maps, PatchMap
 from gpmil.viewer.security import App, Door, Guard
@@ -86,9 +87,9 @@ def _page(app: FastAPI) -> None:
 
 
 def _cohort(app: FastAPI, cohort: ShownCohort, similar: bool) -> None:
-    plain = json.dumps(
-        cohorts.as_json(cohort, similar), separators=(",", ":"), allow_nan=False
-    ).encode()
+    told = cohorts.as_json(cohort, similar)
+    told["classes"] = [slide_classes(run, cohort.names) for run in cohort.runs]
+    plain = json.dumps(told, separators=(",", ":"), allow_nan=False).encode()
     packed = gzip.compress(plain, 6, mtime=0)
 
     @_get(app, "/api/cohort")

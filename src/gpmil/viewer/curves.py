@@ -40,6 +40,7 @@ def curves(run: ShownRun, asked: str | None = None) -> dict[str, Any]:
         "confusion": _confusion(y, known["call"].to_numpy() == 1),
         "metrics": judged,
         "patient_metrics": found.get("patients", {}).get("metrics"),
+        "class_metrics": (found.get("grades") or found.get("classes") or {}).get("metrics"),
         "patients_known": bool((known["patient"] != "").any()),
     }
 

@@ -23,11 +23,14 @@ from scipy.spatial import cKDTree
 
 from gpmil.data.graphs import infer_step
 from gpmil.files.foreign import BadFile
+from gpmil.runs.class_table import class_layer
 from gpmil.runs.files import read_patches
 from gpmil.show import qupath
+from gpmil.show.classes import ClassLayer
 from gpmil.show.layers import SMALLEST_P, TISSUE, scale_top, suspicion, suspicion_colours
 from gpmil.show.raster import ON_LATTICE
 from gpmil.show.slides import SlideInfo
+from gpmil.viewer.classes import layer_arrays, layer_card
 from gpmil.viewer.cohort import Missing, ShownCohort, ShownRun, as_dict
 from gpmil.viewer.store import Store
 
@@ -73,6 +76,7 @@ class PatchMap:
     centres: bool  # whether x and y are centres of patches, not upper left corners
     microns: bool
     tag: str  # changes when the file does
+    classes: ClassLayer | None = None  # grades or types
 
     def __len__(self) -> int:
         return len(self.x)
@@ -82,6 +86,7 @@ class PatchMap:
         """Memory of all arrays."""
         values = [getattr(self, f.name) for f in fields(self)]
         values += [] if self.grid is None else [self.grid.column, self.grid.row]
+        values += [] if self.classes is None else [self.classes.probability]
         return sum(v.nbytes for v in values if isinstance(v, np.ndarray))
 
     @property
@@ -119,9 +124,10 @@ def stamp(file: Path) -> str:
 def read_map(file: Path, run: ShownRun, slide: str, tag: str = "") -> PatchMap:
     """The map in a file; Missing where it cannot be drawn."""
     try:
-        table = {name: column.to_numpy() for name, column in read_patches(file).items()}
+        frame = read_patches(file)
     except BadFile as error:
         raise Missing(str(error)) from error
+    table = {name: column.to_numpy() for name, column in frame.items()}
     missing = [c for c in ("x", "probability") if c not in table]
     if missing:
         raise Missing(f"the patches of {slide!r} in run {run.name} have no {missing[0]}: no map.")
@@ -145,6 +151,7 @@ def read_map(file: Path, run: ShownRun, slide: str, tag: str = "") -> PatchMap:
         run.config.get("anchor") == CENTRE,
         run.config.get("units") == MICRONS,
         tag,
+        class_layer(frame),
     )
 
 
@@ -221,6 +228,7 @@ def encode(found: PatchMap) -> bytes:
             "grid": None if found.grid is None else _grid_card(found.grid),
             "anchor": "centre" if found.centres else "corner",
             "bounds": bounds(found),
+            "classes": layer_card(found.classes),
         }
     ).encode()
     card += b" " * (-(len(MAGIC) + 4 + len(card)) % 8)
@@ -232,6 +240,8 @@ def _arrays(found: PatchMap) -> Iterator[tuple[str, Num[np.ndarray, " n"]]]:
     for name in ("x", "y", "probability", "sd", "p_value", "doubt", "unlike", "novelty"):
         if getattr(found, name) is not None:
             yield name, getattr(found, name)
+    classes = layer_arrays(found.classes)
+    yield from ((name, p) for name, p in classes.items() if p.dtype == np.float64)
     if found.grid is not None:
         yield "column", found.grid.column
         yield "row", found.grid.row
@@ -239,6 +249,7 @@ def _arrays(found: PatchMap) -> Iterator[tuple[str, Num[np.ndarray, " n"]]]:
         yield "flagged", found.flagged.astype(np.uint8)
     if found.label is not None:
         yield "label", found.label
+    yield from ((name, code) for name, code in classes.items() if code.dtype == np.int8)
 
 
 def _grid_card(grid: Grid) -> dict[str, Any]:
@@ -320,7 +331,7 @@ def geojson(found: PatchMap, info: SlideInfo | None, only_flagged: bool) -> Iter
     coords, size = found.corners * scale, np.array(found.sides) * scale
     offset = (0, 0) if info is None else info.offset
     said = (found.probability, found.sd, found.p_value, found.flagged, found.doubt, found.unlike)
-    patches = qupath.Patches(coords, *said)
+    patches = qupath.Patches(coords, *said, classes=found.classes)
 
     def piece(start: int) -> bytes:
         part = patches.part(slice(start, start + PIECE))

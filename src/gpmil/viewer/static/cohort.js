@@ -1,6 +1,7 @@
 // The cohort page: how good the predictions are. A click on a picture picks slides in the list.
 
 import * as api from "./api.js";
+import { classConfusion, classesOf } from "./classes.js";
 import { byId, make, makeSvg } from "./dom.js";
 import { showPatients } from "./patients.js";
 import { get, set } from "./state.js";
@@ -172,6 +173,16 @@ const BY_SLIDE =
   "with 95 % intervals by slide: no patient is known, and if patients have several slides, " +
   "folds leak and intervals are too narrow";
 
+// Grades or types come first: they are what the model was asked for.
+function classTables(own, metrics) {
+  if (!own?.truth.some((value) => value !== null)) return [];
+  const plural = `${own.word}s`;
+  const tables = [figure(`Calls of ${plural}`, "true ones by row", classConfusion(own))];
+  if (!metrics) return tables;
+  const words = `${own.word}s are counted from 0, ${own.names[0]}`;
+  return [...tables, metricTable(`Metrics of ${plural}`, words, metrics)];
+}
+
 function metricTables({ metrics, patient_metrics: ofPatients, patients_known: known }) {
   const note = known ? "with 95 % intervals by patient" : BY_SLIDE;
   const tables = metrics ? [metricTable("Metrics", note, metrics)] : [];
@@ -208,7 +219,8 @@ export class CohortPage {
       if (ticket !== this.ticket) return;
       note.textContent = "Click a point or a cell to see its slides in the list.";
       // There is no ROC curve where all slides are of one class.
-      const parts = [confusion(found.confusion), found.roc && roc(found.roc)];
+      const parts = classTables(classesOf(this.cohort, run), found.class_metrics);
+      parts.push(confusion(found.confusion), found.roc && roc(found.roc));
       parts.push(reliability(found.reliability));
       parts.push(...metricTables(found));
       box.replaceChildren(...parts.filter(Boolean));

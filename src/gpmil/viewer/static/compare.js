@@ -1,15 +1,17 @@
 // One to four maps of the opened slide, side by side. They share view, hand and controls; each has
 // its run, its coupling and its layer.
 
+import { classesOf, hiddenNames } from "./classes.js";
 import { ask, byId, options } from "./dom.js";
 import { LAYERS, NO_P_VALUES, available, niceTop, three, titleOf, valuesOf } from "./layers.js";
-import { predicted, rounded } from "./list.js";
+import { predicted } from "./list.js";
+import { rounded } from "./numbers.js";
 import { LAYER_NAMES, MOST_PANES, get, set } from "./state.js";
 import { Pane, fit } from "./view.js";
 
 // Fields of the state that the pictures of the patches depend on.
 const BAKED = ["panes", "colours", "opacity", "threshold", "rate", "top", "sdTop", "outlines"].concat(
-  ["pinned", "theme"],
+  ["pinned", "theme", "hide"],
 );
 
 const LEAST_TOP = 0.01; // of a scale of probabilities: next to nothing is to look like it
@@ -75,7 +77,8 @@ export class Compare {
     const layer = this.#layer(part);
     const tops = { top: top || 1, sdTop: sdTop || 1 };
     const drawn = { opacity: opacity ?? this.usualOpacity(part), ...tops };
-    return { layer, colours, threshold, outlines, ...drawn, ...this.inks() };
+    const hidden = hiddenNames(get());
+    return { layer, colours, threshold, outlines, hidden, ...drawn, ...this.inks() };
   }
 
   // What is drawn: what was asked for where the map has it, probability in place of suspicion.
@@ -190,7 +193,8 @@ export class Compare {
   #fillLayers(part) {
     const has = part.pane.map ? available(part.pane.map) : {};
     const entry = (name) => [name, LAYERS[name].name, part.pane.map ? !has[name] : false];
-    options(part.layer, LAYER_NAMES.map(entry), this.#layer(part));
+    const graded = (name) => name !== "grade" || classesOf(this.cohort, part.setting.run);
+    options(part.layer, LAYER_NAMES.filter(graded).map(entry), this.#layer(part));
   }
 
   #words({ setting }) {
@@ -309,6 +313,10 @@ export class Compare {
   #value({ pane }, index) {
     const layer = pane.look.layer;
     if (layer === "flags") return pane.flagged[index] ? "marked" : "not marked";
+    if (layer === "grade") {
+      const { word, names } = pane.map.classes;
+      return `${word} ${names[pane.map.class_code[index]] ?? "unknown"}`;
+    }
     if (layer === "suspicion") return `p-value ${three(pane.map.p_value[index])}`;
     const name = layer === "none" ? "probability" : layer;
     const value = valuesOf(pane.map, name)[index];

@@ -1,5 +1,6 @@
 // From numbers to pixels: what each layer shows, the baked map, hatched marks, the legend.
 
+import { packedColours } from "./classes.js";
 import { MARKED, SIZE, css, packed, table } from "./colour.js";
 
 // p-values are looked at by their order of magnitude; below this all are as small as can be.
@@ -45,6 +46,7 @@ export const LAYERS = {
   },
   flags: { name: "Marked patches", title: "Marked patches" },
   none: { name: "No map", title: "No map" },
+  grade: { name: "Grade or type", title: "Grade or type" },
 };
 export const NO_P_VALUES = "no p-values: fitted without flags, at another coupling, or taught and not saved yet";
 const ONLY_SD = "Standard deviation, mostly the number of neighbours";
@@ -55,6 +57,7 @@ export function available(map) {
   has.suspicion = Boolean(map.p_value);
   has.unlike = Boolean(map.unlike);
   has.flags = Boolean(map.p_value || map.flagged);
+  has.grade = Boolean(map.classes);
   return has;
 }
 
@@ -62,8 +65,10 @@ export function available(map) {
 export const valuesOf = (map, layer) =>
   layer === "doubt" ? (map.doubt ?? map.sd) : map[LAYERS[layer].column];
 
-export const titleOf = (map, layer) =>
-  layer === "doubt" && map && !map.doubt ? ONLY_SD : LAYERS[layer].title;
+export function titleOf(map, layer) {
+  if (layer === "grade" && map?.classes) return map.classes.word;
+  return layer === "doubt" && map && !map.doubt ? ONLY_SD : LAYERS[layer].title;
+}
 
 // 1, 2 or 5 times a power of ten, no smaller than the value: a scale that slides can share.
 export function niceTop(value) {
@@ -71,13 +76,25 @@ export function niceTop(value) {
   return [1, 2, 5, 10].map((k) => k * power).find((top) => top >= value * (1 - 1e-9)) ?? 1;
 }
 
-// The packed colour of a patch, 0 where it is not shown.
+// The packed colour of a patch, 0 where it is not shown: as the layer has it, and where patches of
+// its grade or type are shown.
 function painter(map, look, flagged) {
+  const paint = layerPainter(map, look, flagged);
+  if (!map.classes || !look.hidden.size) return paint;
+  const gone = map.classes.names.map((name) => look.hidden.has(name));
+  return (i) => (gone[map.class_code[i]] ? 0 : paint(i));
+}
+
+function layerPainter(map, look, flagged) {
   const { unit, colours: own } = LAYERS[look.layer];
   const colours = table(own ?? look.colours);
   if (look.layer === "flags") {
     const marked = packed(...MARKED);
     return (i) => (flagged?.[i] && map.probability[i] >= look.threshold ? marked : 0);
+  }
+  if (look.layer === "grade") {
+    const own = packedColours(map.classes);
+    return (i) => (map.probability[i] >= look.threshold ? (own[map.class_code[i]] ?? 0) : 0);
   }
   const values = valuesOf(map, look.layer);
   return (i) => {
@@ -221,9 +238,10 @@ export function strokeTwice(context, path, zoom, width = 2) {
 export const legendRoom = (height) => (height < SMALL ? 34 : 76);
 
 // Drawn on the map itself, so that an exported picture has it too. Small maps have one line.
-export function drawLegend(context, look, words, colours, width, height) {
+export function drawLegend(context, look, words, colours, width, height, classes) {
   const scale = LAYERS[look.layer].ticks;
   context.font = FONT;
+  if (look.layer === "grade") return drawClasses(context, words, colours, width, height, classes);
   if (scale && height >= SMALL) return drawScale(context, look, words, colours, width, height);
   const [pad, tall, ramp] = [8, 24, scale ? Math.min(90, width / 4) : 14];
   const labels = scale ? [scale(look)[0][1], scale(look).at(-1)[1]] : ["", ""];
@@ -239,6 +257,28 @@ export function drawLegend(context, look, words, colours, width, height) {
   if (scale) return drawRamp(context, look, left, middle - 5, ramp);
   context.fillStyle = css(packed(...MARKED));
   context.fillRect(left, middle - 7, 14, 14);
+}
+
+// A swatch per class.
+function drawClasses(context, words, colours, width, height, { names, colours: own }) {
+  const [pad, tall, side, gap] = [8, 24, 12, 10];
+  const texts = [words, ...names];
+  const wide = texts.map((word) => context.measureText(word).width);
+  const total = wide.reduce((sum, w) => sum + w + gap, 0) + names.length * (side + 4) + 2 * pad;
+  const [x, y] = [6, height - tall - 5];
+  frame(context, colours, x, y, Math.min(total, width - 2 * x), tall);
+  let at = x + pad;
+  const middle = y + tall / 2;
+  texts.forEach((word, k) => {
+    if (k) {
+      context.fillStyle = own[k - 1];
+      context.fillRect(at, middle - side / 2, side, side);
+      at += side + 4;
+      context.fillStyle = colours.ink;
+    }
+    context.fillText(word, at, middle);
+    at += wide[k] + gap;
+  });
 }
 
 function drawScale(context, look, words, colours, width, height) {

@@ -1,9 +1,13 @@
 // The cohort as a list: what needs attention first. Only rows in sight exist as elements.
 
 import * as api from "./api.js";
+import { calledAs, classWords } from "./classes.js";
 import { picked } from "./cohort.js";
 import { ask, byId, make } from "./dom.js";
+import { rounded } from "./numbers.js";
 import * as state from "./state.js";
+
+export { rounded };
 
 const ROW = 66; // pixels; as in style.css
 const AROUND = 4; // rows kept above and below those in sight
@@ -27,12 +31,6 @@ export function decisionWords(cohort, decision, call) {
 // Calls are the model's, by its own threshold; null where there is none.
 export function isWrong(call, label) {
   return call !== null && label !== null && call !== label;
-}
-
-// Three significant digits; no probability is rounded to certainty.
-export function rounded(p) {
-  if (p < 0.001) return "< 0.001";
-  return p >= 0.9995 ? "> 0.999" : String(Number(p.toPrecision(3)));
 }
 
 const known = (value, otherwise) => value ?? otherwise;
@@ -62,7 +60,7 @@ function comparison(sort, cohort, own) {
   };
 }
 
-function passes(cohort, own, { filter, search, pick }) {
+function passes(cohort, own, { filter, search, pick, called, panes }) {
   const { name, patient, label } = cohort.columns;
   const p = own.probability;
   const word = search.trim().toLowerCase();
@@ -75,8 +73,10 @@ function passes(cohort, own, { filter, search, pick }) {
     wrong: (i) => isWrong(own.call[i], label[i]),
   };
   const inPick = picked(pick);
+  const asked = calledAs(cohort, panes[0].run, called);
   return (i) =>
     filters[filter](i) &&
+    asked(i) &&
     inPick(p[i], label[i], own.call[i]) &&
     (!word || `${name[i]}\n${patient[i] ?? ""}`.toLowerCase().includes(word));
 }
@@ -243,6 +243,11 @@ export class SlideList {
     const word = label === null ? "" : this.cohort.class_words[label];
     row.label.textContent = wrong ? `\u2717 is ${word}` : word;
     row.label.className = wrong ? "label wrong" : "label";
+    const said = classWords(this.cohort, this.first.run, i);
+    if (!said) return;
+    row.decision.textContent = [said.said, decision[i]].filter(Boolean).join(", ");
+    row.label.textContent = said.wrong ? `\u2717 ${said.truth}` : said.truth;
+    row.label.className = said.wrong ? "label wrong" : "label";
   }
 
   #showPictures() {

@@ -1,6 +1,7 @@
 // Puts the page together: cohort, state, controls, keys.
 
 import * as api from "./api.js";
+import { showClassControls, wireClassControls } from "./classes.js";
 import { CohortPage, pickWords } from "./cohort.js";
 import { Compare, usualCoupling } from "./compare.js";
 import { byId } from "./dom.js";
@@ -13,7 +14,7 @@ import { Teaching } from "./teach.js";
 
 const { get, set } = state;
 const NEAR = 40; // screen pixels of a patch that was jumped to
-const LISTED = ["slide", "sort", "filter", "search", "pick", "panes"]; // what the list depends on
+const LISTED = ["slide", "sort", "filter", "called", "search", "pick", "panes"]; // of the list
 
 function say(text, failed = false) {
   const line = byId("status");
@@ -116,6 +117,7 @@ class Page {
     const words = { auto: "as the system", light: "light", dark: "dark" };
     byId("theme").textContent = { auto: "\u25d0", light: "\u2600", dark: "\u263e" }[current.theme];
     byId("theme").setAttribute("aria-label", `colours of the page: ${words[current.theme]}`);
+    showClassControls(this.cohort);
     this.#showLinks(current);
   }
 
@@ -157,6 +159,7 @@ class Page {
   // --- Controls and keys ------------------------------------------------------------------------
   wire() {
     wireControls();
+    wireClassControls();
     const on = (id, type, act) => byId(id).addEventListener(type, act);
     on("colours", "change", (event) => set({ colours: event.target.value }));
     for (const id of ["opacity", "threshold", "rate"]) {

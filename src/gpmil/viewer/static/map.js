@@ -42,6 +42,7 @@ export class PatchMap {
     this.n = header.n;
     this.grid = header.grid;
     this.bounds = header.bounds;
+    this.classes = header.classes ?? null; // grades or types: word, names, colours
     const side = pair(header.side);
     const step = header.step ? pair(header.step) : side;
     // On a lattice a patch is drawn as its whole cell, so that no gaps or overlaps remain.

@@ -1,9 +1,11 @@
 // The panel beside the maps: the slide in words, the patch under the hand, the pinned patch.
 
 import * as api from "./api.js";
+import { classFacts, classWords } from "./classes.js";
 import { byId, make } from "./dom.js";
 import { three } from "./layers.js";
-import { decisionWords, isWrong, predictions, rounded } from "./list.js";
+import { decisionWords, isWrong, predictions } from "./list.js";
+import { rounded } from "./numbers.js";
 import { patientFacts, showSiblings } from "./patients.js";
 import { get, set } from "./state.js";
 
@@ -44,6 +46,11 @@ function fillNumbers(table, part, index) {
     const text = shown(part, index, field);
     if (text !== null) rows.push([title, text, field]);
   }
+  const { map } = part.pane;
+  map.classes?.names.forEach((name, k) => {
+    const p = map[`class${k}`][index];
+    if (!Number.isNaN(p)) rows.push([`${map.classes.word} ${name}`, String(p), "probability"]);
+  });
   table.replaceChildren(
     ...rows.map(([title, text, field]) =>
       make(
@@ -77,8 +84,10 @@ export class PatchPanel {
     const facts = [];
     const run = this.cohort.runs[panes[0].run];
     const none = run.couplings ? "maps only, no call" : "not predicted";
-    if (call !== null) facts.push(["called", this.cohort.class_words[call]]);
-    facts.push(["probability", p === null ? none : rounded(p)]);
+    const said = classWords(this.cohort, panes[0].run, i);
+    if (said) facts.push(...classFacts(this.cohort, panes[0].run, said));
+    else if (call !== null) facts.push(["called", this.cohort.class_words[call]]);
+    facts.push([said ? said.above : "probability", p === null ? none : rounded(p)]);
     const level = Math.round(100 * (run.level ?? 0.9));
     if ((low[i] ?? null) !== null) {
       facts.push([`${level} % interval`, `${rounded(low[i])} to ${rounded(high[i])}`]);
@@ -89,7 +98,7 @@ export class PatchPanel {
       facts.push(["log odds", `${first} by patches, ${second} by the slide as a whole`]);
     }
     if (decision[i]) facts.push(["decision", decisionWords(this.cohort, decision[i], call)]);
-    if (truth !== null) {
+    if (truth !== null && !said) {
       const word = this.cohort.class_words[truth];
       facts.push(["label", isWrong(call, truth) ? `${word} (prediction is wrong)` : word]);
     }

@@ -1,7 +1,7 @@
 // What the page shows, in one plain object. Controls change it, everything is drawn from it, and
 // location.hash holds it, so that a link restores the whole view.
 
-export const LAYER_NAMES = ["suspicion", "probability", "doubt", "unlike", "flags", "none"];
+export const LAYER_NAMES = ["suspicion", "probability", "doubt", "unlike", "flags", "none", "grade"];
 const EARLIER = { p_value: "suspicion", sd: "doubt" }; // in links of earlier versions
 export const SORTS = ["attention", "probability", "name", "label", "wrong"];
 export const FILTERS = ["all", "refer", "accept", "positive", "negative", "wrong"];
@@ -26,6 +26,7 @@ const FIELDS = {
   slide: text(), // by name: numbers of slides change when runs are added
   sort: oneOf(...SORTS),
   filter: oneOf(...FILTERS),
+  called: text(), // the grade or type that slides are called; "": any
   search: text(),
   pick: text(), // what was clicked on the cohort page, see cohort.js
   panes: {
@@ -39,6 +40,7 @@ const FIELDS = {
   rate: number(null, 0, 1), // null: the rate that the run was made with
   top: number(0, 0, 1), // upper end of the scale of probabilities; 0: not known yet
   sdTop: number(0, 0, Infinity), // the same of doubts, or of standard deviations
+  hide: text(), // grades or types whose patches are not shown, a line each
   outlines: { start: true, read: (word) => word !== "0", write: (on) => (on ? "1" : "0") },
   view: { start: null, read: readView, write: (v) => [v.x, v.y, v.zoom].join(",") }, // null: fit
   pinned: number(null, 0, Infinity),

@@ -219,7 +219,8 @@ export class Pane {
   #drawKeys(context, zoom, width, height) {
     const colours = { paper: this.look.paper, ink: this.look.ink };
     if (this.look.layer !== "none") {
-      layers.drawLegend(context, this.look, this.extras.legend, colours, width, height);
+      const { legend } = this.extras;
+      layers.drawLegend(context, this.look, legend, colours, width, height, this.map.classes);
     }
     const { mpp, scale } = this.image ?? {};
     if (mpp) layers.drawScaleBar(context, (mpp * (scale ?? 1)) / zoom, colours, width, height);
