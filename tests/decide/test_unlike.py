@@ -6,7 +6,7 @@ from oracles.unlike import falling_density
 from synthetic import numbers_for
 
 import gpmil
-from gpmil.decide.unlike import TOLERATED, Unlike
+from gpmil.decide.unlike import LIKE, TOLERATED, Unlike, like_in_kinds
 
 
 def mixture(n, share, seed, alike=lambda u: u):
@@ -50,6 +50,25 @@ def test_it_is_not_offered_where_benign_tissue_of_positive_slides_is_unlike_too(
     assert same.share < 0.01 and same.probability(np.array([0.001, 0.7])).max() < 0.01
     with pytest.raises(ValueError, match="at least 100 patches"):
         Unlike.fit(np.full(99, 0.2))
+
+
+@pytest.mark.parametrize("shift, supported", [(0.0, True), (1.5, False)])
+def test_it_is_not_offered_where_every_kind_of_tissue_differs_between_slides(shift, supported):
+    """Three kinds; lesions are a kind of their own, or all of a positive slide scores higher."""
+    rng = np.random.default_rng(4)
+    n = 6000
+    positive, kind = np.arange(n) % 2 == 1, rng.integers(0, 3, n)
+    lesion = positive & (rng.random(n) < 0.5)
+    kind[lesion] = np.where(rng.random(lesion.sum()) < 0.9, 0, kind[lesion])
+    score = rng.normal(size=n) + 0.3 * kind + 4 * lesion + shift * positive
+    p = np.array([(score[~positive] >= s).mean() for s in score])
+    p = (1 + 3000 * p) / 3001
+    same = like_in_kinds(p, positive, kind)
+    assert (same >= LIKE) == supported
+    found = Unlike.fit(p[positive], same)
+    assert found.supported == supported
+    assert f"{same:.2g} of them score as in negative slides" in str(found)
+    assert like_in_kinds(p, positive, np.arange(n)) == 1  # no kind has enough patches
 
 
 @pytest.fixture(scope="module")

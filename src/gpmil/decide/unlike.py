@@ -12,15 +12,19 @@ monotone in the score. 1 - pi is the height at which g runs out: the share of p-
 doubled (Storey).
 
 What it answers. "Unlike negative slides" is not "tumour": benign tissue that only positive slides
-have (the stroma of a tumour) is unlike, too, and no slide label can tell. Some of it shows all the
-same: if like patches were like, g would be flat from 1/2 on, and it would not matter where 1 - pi
-is read. `supported` is whether it does not. Where nearly all of g is at small p, nothing shows.
+have (the stroma of a tumour) is unlike, too. Two checks notice it, and `supported` is both:
+
+* if like patches were like, g would be flat from 1/2 on, and it would not matter where 1 - pi is
+  read (`misfit`);
+* if positive slides had lesions and otherwise the tissue of negative ones, then kinds of tissue
+  that are no lesion would score alike in both. Where every kind of tissue scores higher in positive
+  slides, it is the slides that differ, and not a share of their patches (`same_kind`).
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from sklearn.isotonic import isotonic_regression
 
 from gpmil.decide.checks import check_within
@@ -29,6 +33,8 @@ FLAT = (0.5, 0.8)  # p-values above which positive slides should look like negat
 TOLERATED = 0.1  # difference of 1 - pi between the two, and so of probabilities
 MOST = 0.5  # of the tissue of positive slides: beyond this it can hardly all be tumour
 NEEDED = 100  # p-values of positive slides
+LIKE = 0.3  # of tissue of the same kind that must score as in negative slides
+OF_A_KIND = 20  # patches of positive slides, and of negative ones, to be compared
 ANSWERS = (
     "the probability that a patch is unlike the tissue of negative slides, from slide labels "
     "alone; not that it is tumour: what only positive slides have, stroma around a tumour too, "
@@ -43,10 +49,14 @@ class Unlike:
     edges: Float[np.ndarray, " k1"]  # p-values, from 0 to 1
     density: Float[np.ndarray, " k"]  # g between the edges, falling
     alike: Float[np.ndarray, " tails"]  # 1 - pi, read above each of FLAT
+    same_kind: Float[np.ndarray, " 1"]  # `like_in_kinds`
 
     @classmethod
-    def fit(cls, p: Float[np.ndarray, " n"]) -> "Unlike":
-        """From the cross-fitted p-values of the patches of positive slides."""
+    def fit(cls, p: Float[np.ndarray, " n"], same_kind: float = 1.0) -> "Unlike":
+        """From the cross-fitted p-values of the patches of positive slides.
+
+        `same_kind` is `like_in_kinds` of the cohort; 1 where kinds of tissue are not known.
+        """
         check_within(p, "p: expected p-values between 0 and 1")
         if len(p) < NEEDED:
             raise ValueError(
@@ -55,7 +65,7 @@ class Unlike:
             )
         edges, steps = _falling(p)
         alike = [min((p > cut).mean() / (1 - cut), 1.0) for cut in FLAT]
-        return cls(edges, steps, np.array(alike))
+        return cls(edges, steps, np.array(alike), np.array([same_kind]))
 
     @property
     def share(self) -> float:
@@ -70,7 +80,8 @@ class Unlike:
     @property
     def supported(self) -> bool:
         """Whether the probabilities are offered."""
-        return self.share > 0 and self.misfit <= TOLERATED
+        flat = self.misfit <= TOLERATED
+        return self.share > 0 and flat and bool(self.same_kind[0] >= LIKE)
 
     def probability(self, p: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """P(unlike | p-value, positive slide)."""
@@ -85,13 +96,37 @@ class Unlike:
         read = (
             f"{self.share:.3g} of the patches of positive slides are unlike those of negative "
             f"slides, read from p > {low:g}; from p > {high:g} it would be "
-            f"{1 - self.alike[-1]:.3g} (a difference of at most {TOLERATED:g} is allowed)"
+            f"{1 - self.alike[-1]:.3g} (a difference of at most {TOLERATED:g} is allowed). Among "
+            f"tissue of the same kind {self.same_kind[0]:.2g} of them score as in negative slides "
+            f"(at least {LIKE:g} is asked for: with less, whole slides differ, by stain or "
+            "reaction, and not some of their patches)"
         )
         if self.supported and self.share > MOST:
             read += "; with so much of them, tissue around tumours is likely to be among it"
         if self.supported:
             return f"{read}: patch probabilities from slide labels alone are given"
         return f"{read}: no patch probabilities from slide labels alone are given"
+
+
+def like_in_kinds(
+    p: Float[np.ndarray, " n"], positive: Bool[np.ndarray, " n"], kind: Int[np.ndarray, " n"]
+) -> float:
+    """The share of patches of positive slides that score as negative slides' of the same kind do.
+
+    Of kind t it is 2 P(p > median of p in negative slides | t, positive slide), at most 1; the mean
+    is over kinds as frequent as in negative slides. 1 where no kind has enough patches.
+
+    >>> p = np.linspace(0.01, 1, 200)
+    >>> like_in_kinds(np.concatenate([p, p / 4]), np.arange(400) >= 200, np.zeros(400, dtype=int))
+    0.0
+    """
+    shares, weights = [], []
+    for t in np.unique(kind):
+        there, here = p[(kind == t) & ~positive], p[(kind == t) & positive]
+        if min(len(there), len(here)) >= OF_A_KIND:
+            shares.append(min(2 * float((here > np.median(there)).mean()), 1.0))
+            weights.append(len(there))
+    return float(np.average(shares, weights=weights)) if shares else 1.0
 
 
 def _falling(

@@ -16,10 +16,13 @@ from gpmil.data.bags import Bags
 from gpmil.data.folds import folds
 from gpmil.decide.calibration import NEEDED, SlideCalibrator
 from gpmil.decide.marks import ConformalReference, benjamini_hochberg, p_values
+from gpmil.decide.patch_calibration import PatchCalibrator
+from gpmil.decide.patch_calibration import calibrated as of_patches
 from gpmil.decide.unlike import NEEDED as NEEDED_PATCHES
 from gpmil.decide.unlike import Unlike
 from gpmil.models.base import InstancePredictions, log_odds
 from gpmil.models.checks import one_of, share
+from gpmil.models.tissue_kinds import same_kind
 
 logger = logging.getLogger("gpmil")
 ARRAYS = ("labels", "groups", "fold", "fingerprints", "log_odds")
@@ -67,6 +70,7 @@ class CrossFit:
     reference: ConformalReference
     calibrator: SlideCalibrator | None  # None: slides are not calibrated
     unlike: Unlike | None = None  # None: too few patches, or a model saved before
+    patches: PatchCalibrator | None = None  # None: not calibrated, or too few labelled patches
 
     @classmethod
     def fit(
@@ -96,12 +100,11 @@ class CrossFit:
         # by patient: slides of one patient are in one fold, and are not compared with each other
         reference = ConformalReference.build(scores[negative], fold[bag], groups[bag], n_folds)
         logger.info("smallest possible p-value of a patch: %.2g", reference.smallest())
-        own = p_values(
-            reference,
-            np.broadcast_to(scores[~negative], (n_folds, int((~negative).sum()))),
-            own_fold=fold[bags.bag_index[~negative]],
-            own_bag=groups[bags.bag_index[~negative]],
-        )
+        shown = np.broadcast_to(scores, (n_folds, len(scores)))
+        own_fold, own_bag = fold[bags.bag_index], groups[bags.bag_index]
+        own = p_values(reference, shown, own_fold=own_fold, own_bag=own_bag)[~negative]
+        ranks = p_values(reference, shown, own_fold=own_fold, own_bag=np.full(len(scores), -1))
+        taught = calibrated and getattr(model, "instance_labels", "ignore") == "use"
         return cls(
             models,
             labels,
@@ -111,7 +114,8 @@ class CrossFit:
             odds,
             reference,
             SlideCalibrator.fit(odds, labels) if calibrated else None,
-            _unlike(own),
+            _unlike(own, same_kind(model, bags, ranks, ~negative)),
+            of_patches(scores, bags.instance_labels, ~negative) if taught else None,
         )
 
     def probability(self) -> Float[np.ndarray, " B"]:
@@ -160,14 +164,25 @@ class CrossFit:
         slides = found.bags.bag_index if marks.within == "bag" else None
         return replace(found, p_value=p, flagged=benjamini_hochberg(p, marks.rate, slides))
 
-    def compared(
-        self, found: InstancePredictions, positive: Float[np.ndarray, " B"]
+    def in_bags(
+        self,
+        found: InstancePredictions,
+        implied: Float[np.ndarray, " B"],
+        said: Float[np.ndarray, " B"],
     ) -> InstancePredictions:
-        """With P(unlike negative slides), where it is offered: that in a positive bag, times P."""
+        """Patches beside their bags: P(y = 1) as the patches imply it, and as it is said.
+
+        Calibrated P(h = 1), where patches were labelled; P(unlike negative slides), where it is
+        offered: that in a positive bag, times P(y = 1).
+        """
+        if self.patches is not None:
+            of = found.bags.bag_index
+            p = self.patches.in_slides(suspicion(found), implied[of], said[of])
+            found = replace(found, probability=p)
         if found.p_value is None or self.unlike is None or not self.unlike.supported:
             return found
         within = self.unlike.probability(found.p_value)
-        return replace(found, unlike=within * positive[found.bags.bag_index])
+        return replace(found, unlike=within * said[found.bags.bag_index])
 
     def _own(self, bags: Bags) -> tuple[Bool[np.ndarray, " b"], Int[np.ndarray, " b"]]:
         """Which bags were in the training cohort, and where."""
@@ -181,6 +196,8 @@ class CrossFit:
         own = {f"cross_fit.{name}": getattr(self, name) for name in ARRAYS}
         own |= {f"reference.{k}": v for k, v in vars(self.reference).items()}
         unlike = {} if self.unlike is None else vars(self.unlike)
+        if self.patches is not None:
+            own["patches.numbers"] = np.array([self.patches.intercept, self.patches.slope])
         return own | {f"unlike.{k}": v for k, v in unlike.items()}
 
 
@@ -197,20 +214,22 @@ def restore(
     """From what `CrossFit.arrays` saved, and the calibrator."""
     own = {name: arrays[f"reference.{name}"] for name in ("scores", "offsets", "bag")}
     odd = {k.removeprefix("unlike."): v for k, v in arrays.items() if k.startswith("unlike.")}
+    patches = arrays.get("patches.numbers")
     return CrossFit(
         models,
         **{name: arrays[f"cross_fit.{name}"] for name in ARRAYS},
         reference=ConformalReference(**own),
         calibrator=calibrator,
         unlike=Unlike(**odd) if odd else None,
+        patches=None if patches is None else PatchCalibrator(*patches.tolist()),
     )
 
 
-def _unlike(p: Float[np.ndarray, " n"]) -> Unlike | None:
+def _unlike(p: Float[np.ndarray, " n"], same_kind: float) -> Unlike | None:
     """From the p-values of positive bags, where there are enough."""
     if len(p) < NEEDED_PATCHES:
         return None
-    found = Unlike.fit(p)
+    found = Unlike.fit(p, same_kind)
     logger.info("%s", found)
     return found
 

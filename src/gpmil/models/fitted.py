@@ -85,6 +85,9 @@ class FittedGP(DecidingGP):
     ) -> InstancePredictions:
         """P(h_i = 1) of every instance with mean and deviation of m*_i (eq. pred_instance).
 
+        Of a model fitted with calibrated=True and labelled patches they are calibrated by those,
+        and by what the model says of their bag (`gpmil.decide.patch_calibration`).
+
         `doubt` is how unsure the model is of the process f at the instance: its deviation as a
         share of that before any bag was seen, from 0 (known) to 1 (nothing learned there).
 
@@ -93,8 +96,11 @@ class FittedGP(DecidingGP):
         over all bags given ("cohort"). `weights="bag"` counts negative bags in place of their
         patches, for large cohorts. See `gpmil.decide.marks` for what is promised.
         """
-        bags = self._check_predictable(bags)
-        marks = Marks(rate, within, weights)
+        bags, marks = self._check_predictable(bags), Marks(rate, within, weights)
+        if self.cross_fit_ is not None and self.cross_fit_.patches is not None:
+            both = self.predict_all(bags, **vars(marks))
+            assert both.instances is not None
+            return both.instances
         beside = self._beside(bags, resolve_device(self.device))
         return self._marked(self._instances(bags, beside), marks)
 
@@ -106,8 +112,7 @@ class FittedGP(DecidingGP):
 
     def _instances(self, bags: Bags, beside: Beside | None = None) -> InstancePredictions:
         device = resolve_device(self.device)
-        mean = np.empty(bags.n_instances)
-        std = np.empty(bags.n_instances)
+        mean, std = np.empty(bags.n_instances), np.empty(bags.n_instances)
         with torch.no_grad():
             predictor = self._predictor(device) if beside is None else beside.predictor
             for part in parts(bags.adjacency, bags.offsets, self._predict_strength(bags), device):
@@ -179,16 +184,14 @@ class FittedGP(DecidingGP):
         """Bags and instances from one pass, cheaper than one for each.
 
         `rate`, `within` and `weights` as in `predict_instances`. Of a model fitted with flags=True,
-        instances have `unlike`, too, where `gpmil.decide.unlike` supports it: a probability from
-        slide labels alone that a patch is unlike those of negative bags. With `level` also the
-        interval of `predict_interval`, for bags of at most `interval_size` instances.
+        instances have `unlike`, too, where `gpmil.decide.unlike` supports it. With `level` also
+        the interval of `predict_interval`, for bags of at most `interval_size` instances.
         """
-        bags = self._check_predictable(bags)
-        marks = Marks(rate, within, weights)
+        bags, marks = self._check_predictable(bags), Marks(rate, within, weights)
         below = None if level is None else calibration.tails(level)[0]
         device = resolve_device(self.device)
         beside = self._beside(bags, device)
-        log_p, error, mean, std = self._said(bags, device, beside)
+        log_p, error, mean, std, own = self._said(bags, device, beside)
         interval = np.full((len(bags), 2), np.nan)
         if below is not None:
             most = np.inf if interval_size is None else interval_size
@@ -196,7 +199,7 @@ class FittedGP(DecidingGP):
         instances = self._marked(self._of_instances(bags, mean, std, beside), marks)
         found = self._predictions(log_p, error, instances, interval)
         if self.cross_fit_ is not None:
-            instances = self.cross_fit_.compared(instances, found.proba[:, 1])
+            instances = self.cross_fit_.in_bags(instances, -np.expm1(own), found.proba[:, 1])
         return replace(found, instances=instances, novelty=beside.novelty[1])
 
     def _calibrate(self, log_p: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
@@ -235,9 +238,7 @@ class FittedGP(DecidingGP):
 
         Both ends come from the log odds expanded to second order at u that are likely there: no
         draws, a few times the cost of the prediction. On a CPU bags of more than 5,000 instances
-        are expanded once, at the mean of q(u): about as long as predicting them, with a slide
-        effect longer, for three more factorisations.
-        `n_draws` draws u in place of that, slowly (the cost grows as the cube of the instances).
+        are expanded once, at the mean of q(u). `n_draws` draws u in place of that, slowly.
         """
         bags = self._check_predictable(bags)
         below, _ = calibration.tails(level)
@@ -369,12 +370,12 @@ class FittedGP(DecidingGP):
     def _said(
         self, bags: Bags, device: torch.device, beside: Beside | None = None
     ) -> tuple[np.ndarray, ...]:
-        """As `_slides`, with the average over the voices as the slides' probability."""
+        """As `_slides`, with the average over the voices for slides; last what patches imply."""
         _, *others = self._voices()
         own = self._slides(bags, device, beside=beside)
         found = [own, *(voice._slides(bags, device) for voice in others)]
         error = np.max([one[1] for one in found], axis=0)
-        return pooled([one[0] for one in found]), error, *own[2:]
+        return pooled([one[0] for one in found]), error, *own[2:], own[0]
 
     def _slides(
         self,

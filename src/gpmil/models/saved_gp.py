@@ -44,6 +44,8 @@ CROSS_FIT: saved_checks.Expected = {
     "unlike.edges": Array(("edges",), "finite", optional=True),
     "unlike.density": Array(("steps",), "finite", optional=True),
     "unlike.alike": Array((len(FLAT),), "finite", optional=True),
+    "unlike.same_kind": Array((1,), "finite", optional=True),
+    "patches.numbers": Array((2,), "finite", optional=True),
 }
 CALIBRATOR: dict[str, saved_checks.Check] = {
     "slope": partial(number, least=0),
@@ -220,6 +222,8 @@ def _check_cross_fit(arrays: Arrays, n_folds: int, n_features: list[int]) -> Non
         raise Damaged(f"{FILE}: reference.scores: expected ascending numbers in every fold")
     if len(set(n_features)) > 1:
         raise Damaged(f"{CARD}: folds: expected one number of features, found {n_features}")
+    if "patches.numbers" in arrays and not arrays["patches.numbers"][1] > 0:
+        raise Damaged(f"{FILE}: patches.numbers: expected an intercept and a slope above 0")
     _check_unlike({k: v for k, v in arrays.items() if k.startswith("unlike.")})
 
 
@@ -229,6 +233,7 @@ def _check_unlike(arrays: Arrays) -> None:
         return
     edges, g = (saved_checks.entry(arrays, f"unlike.{k}", FILE) for k in ("edges", "density"))
     alike = saved_checks.entry(arrays, "unlike.alike", FILE)
+    saved_checks.entry(arrays, "unlike.same_kind", FILE)
     steps = len(edges) == len(g) + 1 and edges[0] == 0 and edges[-1] == 1
     falling = (np.diff(edges) > 0).all() and (np.diff(g) < 0).all() and (g >= 0).all()
     if not (steps and falling and ((alike >= 0) & (alike <= 1)).all()):
