@@ -45,7 +45,7 @@ def without_positions(quick: bool = False) -> list[Method]:
             "AllConceptsMIL, 2 concepts",
             _maker(AllConceptsMIL, n_concepts=2, model=pair),
             settings=LEARNED,
-            effort=60.0,
+            effort=120.0,
         ),
         *(m for m in networks(quick) if m.key != "smooth"),  # there are no neighbours
     ]
@@ -60,6 +60,13 @@ def on_chains(n_features: int, quick: bool = False) -> list[Method]:
             "screened",
             "VGPMIL-PR-I, columns screened",
             lambda seed: ScreenedMIL(VGPMILPRI(random_state=seed, **settings)),
+            settings=LEARNED,
+            effort=25.0,
+        ),
+        Method(
+            "screened-beside",
+            "VGPMIL-PR-I, columns screened with neighbours",
+            lambda seed: ScreenedMIL(VGPMILPRI(random_state=seed, **settings), neighbours=True),
             settings=LEARNED,
             effort=25.0,
         ),
