@@ -49,8 +49,9 @@ def run(options: ProofOptions) -> None:
     out.print(f"Written to {options.out}: open {page_at}. {RESEARCH}", markup=False)
     if len(found) < len(parts):
         out.print(
-            f"{len(parts) - len(found)} of {len(parts)} parts were not finished in "
-            f"{options.minutes:g} minutes: the same command goes on with them."
+            f"{len(parts) - len(found)} of {len(parts)} parts were not finished in time: the same "
+            "command goes on with them.",
+            soft_wrap=True,
         )
     out.print(f"Finished parts are in {options.parts}; the folder may be deleted.", markup=False)
 

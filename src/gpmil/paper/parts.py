@@ -12,7 +12,8 @@ import time
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -130,15 +131,20 @@ def _side_by_side(
 ) -> Iterator[tuple[AnyPart, Any]]:
     """In processes of one thread each; those that run at the deadline are ended."""
     pool = get_reusable_executor(n_jobs, env=ONE_THREAD)
-    jobs = {pool.submit(_compute_and_keep, part, files[id(part)]): part for part in waiting}
-    left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+    still = iter(waiting)
+    running: dict[Future[Any], AnyPart] = {}
     try:
-        for job in as_completed(jobs, left):
-            yield jobs[job], job.result()
-    except TimeoutError:
-        pass
+        while True:
+            for part in islice(still, n_jobs - len(running)):
+                running[pool.submit(_compute_and_keep, part, files[id(part)])] = part
+            left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+            done, _ = wait(running, left, FIRST_COMPLETED)
+            if not done:
+                return
+            for job in done:
+                yield running.pop(job), job.result()
     finally:
-        if not all(job.done() for job in jobs):
+        if running:
             pool.shutdown(kill_workers=True)
 
 

@@ -64,10 +64,9 @@ def drawn(n_features: int, n_bags: int, n_test: int, seed: int) -> Drawn:
     """Training bags, and others to predict."""
     slug = f"{NAME}-{n_features}-{n_bags}-{n_test}-{seed}"
     draw = partial(_pair, n_features, n_bags, n_test, seed)
-    # distances in 768 columns cost several times those in 16
-    return Drawn(
-        slug, f"{n_features} features, {n_bags:,} bags", draw, 30 * n_bags * (1 + n_features / 200)
-    )
+    # networks of 768 columns cost some three times those of 16
+    n_instances = 30 * n_bags * (1 + n_features / 400)
+    return Drawn(slug, f"{n_features} features, {n_bags:,} bags", draw, n_instances)
 
 
 def _pair(n_features: int, n_bags: int, n_test: int, seed: int) -> tuple[Bags, Bags]:

@@ -154,7 +154,7 @@ def build(found: Sequence[tuple[Any, Any]]) -> Exhibit:
         words,
         own,
         [table for table in tables if table.rows],
-        picture(own[own["promised"].notna()]),
+        picture(own[own["promised"].notna() & own["realised"].notna()]),
         "Realised against promised rates",
         "Realised rates with two standard errors; lines: what was promised. Orange: not kept.",
     )
@@ -188,7 +188,8 @@ def picture(own: pd.DataFrame) -> Figure:
         of = own[own["study"] == study.name].iloc[::-1]
         y = np.arange(len(of))
         colour = [plots.POSITIVE if kept == "no" else plots.NEGATIVE for kept in of["kept"]]
-        ax.hlines(y, of["realised"] - 2 * of["error"], of["realised"] + 2 * of["error"], colour)
+        ends = [np.clip(of["realised"] + k * of["error"], 0, 1) for k in (-2, 2)]
+        ax.hlines(y, *ends, colour)
         ax.scatter(of["realised"], y, s=20, c=colour)
         ax.scatter(of["promised"], y, s=60, c=plots.INK, marker="|")
         plots.style(ax, title=study.title)

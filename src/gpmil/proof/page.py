@@ -23,10 +23,10 @@ class Test(NamedTuple):
 
     def exhibit(self, plans: Sequence[Any], found: Sequence[tuple[Any, Any]]) -> Exhibit:
         """What is known by now, and what is not."""
-        own = set(map(id, plans))
-        known = [(part, result) for part, result in found if id(part) in own]
         if not plans:
             return self.empty(missing=NOTHING)
+        results = {id(part): result for part, result in found}
+        known = [(part, results[id(part)]) for part in plans if id(part) in results]
         made = self.build(known) if known else self.empty()
         return replace(made, missing=unfinished(plans, [part for part, _ in known]))
 

@@ -124,7 +124,10 @@ def _tables(one: Results, own: pd.DataFrame) -> Iterator[Table]:
 
 def picture(own: pd.DataFrame) -> Figure:
     """One row of panels per metric, one panel per set."""
-    sets, labels = list(dict.fromkeys(own["set"])), list(dict.fromkeys(own["method"]))[::-1]
+    labels = list(dict.fromkeys(own["method"]))[::-1]
+    # sets with labels of patches first: the names of the models stand beside the first panel
+    of_patches = set(own["set"][own["metric"] == "patches: AUC"])
+    sets = sorted(dict.fromkeys(own["set"]), key=lambda one: one not in of_patches)
     shown = [name for name in METRICS if (own["metric"] == name).any()]
     size = (2.3 + 1.9 * len(sets), dots.heights(labels) * len(shown))
     figure, axes = panels(*size, len(shown), len(sets), sharey=True)
