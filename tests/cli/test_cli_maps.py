@@ -539,6 +539,8 @@ def test_bad_input_gets_one_line_and_leaves_nothing(command, run, tmp_path):
     refused(call(tmp_path / "nowhere"), "no run at", "nowhere")
     (tmp_path / "bare").mkdir()
     refused(call(tmp_path / "bare"), "holds no tables of patches")
+    (tmp_path / "weights" / "attention").mkdir(parents=True)
+    refused(call(tmp_path / "weights"), "holds no tables of patches", "Maps of attention")
     (tmp_path / "notes.txt").write_text("")
     refused(call(tmp_path / "notes.txt"), "no table of patches")
     refused(call(run, "--slide", "c"), "no slide c; it has 2: a, b")

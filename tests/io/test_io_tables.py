@@ -311,6 +311,8 @@ def test_tables_that_are_none(df, tmp_path):
     refused(lambda: tables.read(file("t.txt", b"slide\n")), ".csv.gz")
     refused(lambda: tables.read(file("empty.csv", b"")), "cannot be read")
     refused(lambda: tables.read(file("odd.csv", b"slide,f1\na,1\nb,1,2,3\n")), "cannot be read")
+    other = "präparat;f1\na;1\n".encode("latin-1")
+    refused(lambda: tables.read(file("other.csv", other)), "save it as “CSV UTF-8”")
     refused(lambda: tables.read(file("odd.csv.gz", b"slide,f1\na,1\n")), "gzip")
     half = gzip.compress(written(df, tmp_path).read_bytes())[:-40]
     refused(lambda: tables.read(file("half.csv.gz", half)), "gzip")

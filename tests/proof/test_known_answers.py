@@ -10,7 +10,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import gpmil
 from gpmil.models import AllConceptsMIL, ScreenedMIL
-from gpmil.models.screened import column_p_values
+from gpmil.models.screened import column_p_values, screened_columns
 from gpmil.proof import algorithmic, shifted_mean, torchmil_models
 
 # "what is unlike anything known is positive": the mean that learning finds on the first test
@@ -170,7 +170,7 @@ def test_screening_finds_the_one_feature_in_768():
     bags = shifted_mean.draw(120, 768, seed=(3,))
     model = ScreenedMIL(gpmil.MeanPoolMIL(max_epochs=1, random_state=0)).fit(bags)
     assert 0 in model.columns_ and len(model.columns_) < 20
-    inner = model.model_.predict_proba(bags.with_columns(model.columns_))
+    inner = model.model_.predict_proba(bags.with_features(bags.features[:, model.columns_]))
     assert (model.predict_proba(bags) == inner).all()
     assert (model.predict_all(bags).proba == inner).all()
 
@@ -197,6 +197,27 @@ def test_where_no_column_differs_all_are_kept():
     assert model.columns_.tolist() == list(range(6))
     with pytest.raises(ValueError, match="needs a model of bags"):
         ScreenedMIL().fit(bags)
+
+
+def test_means_of_neighbours_are_columns_too():
+    bags = shifted_mean.draw(60, 3, seed=(6,))
+    model = ScreenedMIL(gpmil.MeanPoolMIL(max_epochs=1), neighbours=True).fit(bags)
+    # the shifted ones are neighbours: the mean of neighbours tells as much as the feature
+    assert 3 in model.columns_ and len(model.p_values_) == 6
+    naive = [
+        np.stack([x[[j for j in (i - 1, i + 1) if 0 <= j < len(x)]].mean(0) for i in range(len(x))])
+        for x in bags.split(bags.features.astype(float))
+    ]
+    wide = np.hstack([bags.features, np.concatenate(naive)])
+    assert np.allclose(screened_columns(bags, np.arange(6)), wide, atol=1e-5)
+    alone = gpmil.Bags.from_arrays(
+        [np.ones((1, 3)), np.zeros((1, 3))], labels=[0, 1], graph="chain"
+    )
+    assert (screened_columns(alone, np.array([4])) == [[1.0], [0.0]]).all()
+    with pytest.raises(ValueError, match="no instance of these bags has neighbours"):
+        ScreenedMIL(gpmil.MeanPoolMIL(), neighbours=True).fit(alone)
+    with pytest.raises(ValueError, match="one row per instance"):
+        bags.with_features(bags.features[1:])
 
 
 def test_screened_instances_are_of_the_bags_that_were_given():

@@ -1,7 +1,10 @@
 """gpmil proof: what it computes, keeps and puts on its page."""
 
 import re
-from dataclasses import replace
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -82,11 +85,68 @@ def test_the_page_shows_what_was_computed_and_nothing_is_computed_twice(tmp_path
     assert again.exit_code == 0 and "6 of 6 parts were there from before" in again.output
 
 
+def test_the_page_is_written_when_the_time_is_over(tmp_path, cheap):
+    """One fit at a time: the first is begun in any case, and what is missing is said."""
+    words = ("--quick", "--only", "unit-tests", "--only", "shifted-mean", "--out", tmp_path / "out")
+    found = invoke(*words, "--seeds", 1, "--model", "pr", "--minutes", 1e-9)
+    assert found.exit_code == 0, found.output
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert "5 of 5 parts were not finished" in found.output
+    assert "test 1, 60 bags (1 of 1); test 2" in page and "8 features, 60 bags (2 of 2)" in page
+
+
+@dataclass(frozen=True)
+class Sleeper:
+    """A part that lasts."""
+
+    table: str
+    effort: float  # in seconds
+    turn: int = 0
+    title: str = ""
+
+    def name(self):
+        return self.table
+
+    def compute(self):
+        time.sleep(self.effort)
+        return self.table
+
+    def pack(self, result):
+        return {}, {"result": result}
+
+    def unpack(self, packed):
+        return packed[1]["result"]
+
+
+def test_tables_get_the_same_share_of_the_time():
+    """Cheap tables are repeated before a dear one has its first turn; cheap parts come first."""
+    dear = [Sleeper("dear", 5.0), Sleeper("dear", 1.0), Sleeper("dear", 6.0, 1)]
+    cheap = [Sleeper("cheap", 2.0, turn) for turn in range(5)]
+    order = parts.in_fair_order([*dear, *cheap])
+    assert order == [*cheap[:3], dear[1], dear[0], *cheap[3:], dear[2]]
+
+
+def test_what_runs_at_the_end_of_the_time_is_given_up(tmp_path, monkeypatch):
+    ended = threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait=True, kill_workers=False):
+            assert kill_workers
+            ended.set()
+
+    monkeypatch.setattr(parts, "get_reusable_executor", lambda n, env: Pool(n))
+    monkeypatch.setattr(time, "sleep", lambda seconds: seconds and ended.wait(60))
+    plans = [Sleeper("long", 1.0), Sleeper("short", 0.0), Sleeper("shorter", 0.0)]
+    found = [result for _, result, _ in parts.carry_out(plans, tmp_path, n_jobs=2, seconds=3)]
+    assert sorted(found) == ["short", "shorter"] and ended.is_set()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--only", "everything"), "unit-tests"),
         (("--seeds", 0), "--seeds must be at least 1"),
+        (("--minutes", 0), "--minutes must be above 0"),
         (("--data", "nowhere"), "is no folder"),
         (("--only", "unit-tests", "--model", "nobody"), "no such model"),
     ],
@@ -104,6 +164,29 @@ def odds(auc_like, n):
 
 def run_of(log_odds):
     return MethodRun(log_odds, 1 / (1 + np.exp(-log_odds)), None, None, 1.0, 0.1, {})
+
+
+def test_dots_of_a_single_model_are_whole():
+    cohort = unit_tests.drawn(1, unit_tests.QUICK_SIZE, 0)
+    part = Part(cohort, cohort.fingerprint(), Method("a", "keeps", given), 0, flags=False)
+    figure = unit_tests.build([(part, run_of(odds(1.0, unit_tests.QUICK_SIZE + 600)))]).figure
+    low, high = figure.axes[0].get_ylim()
+    assert low <= -0.5 and high >= 0.5
+
+
+def test_models_that_are_not_finished_are_blanks():
+    n = unit_tests.QUICK_SIZE
+    found = [
+        (
+            Part(cohort, cohort.slug, Method(key, key, given), 0, flags=False),
+            run_of(odds(1.0, n + 600)),
+        )
+        for key, tests in (("a", (1, 2, 3)), ("b", (1,)))
+        for cohort in (unit_tests.drawn(test, n, 0) for test in tests)
+    ]
+    exhibit = unit_tests.build(found)
+    assert exhibit.tables[0].rows[1][1:] == ["≤ 1", "1.000", "1.000", "1.000", *["–"] * 6]
+    assert list(exhibit.tables[0].strong) == [0] and exhibit.png().startswith(b"\x89PNG")
 
 
 def test_a_model_that_turns_round_is_not_highlighted():
@@ -211,6 +294,6 @@ def test_real_sets_are_every_npz_of_the_folder(tmp_path, monkeypatch):
 
 
 def test_without_a_folder_the_page_says_that_there_are_no_real_sets():
-    assert "--data FOLDER" in real_sets.build([]).missing
+    assert "--data FOLDER" in TESTS["real-sets"].exhibit([], []).missing
     assert list(real_sets.parts(Plan())) == []
     assert set(TESTS) == {"unit-tests", "shifted-mean", "posterior", "promises", "real-sets"}

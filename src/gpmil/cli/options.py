@@ -326,7 +326,11 @@ class ProofOptions:
     cohorts: Annotated[
         int, typer.Option(help="Cohorts drawn for every promise; five times as many for ranks.")
     ] = 100
-    jobs: Annotated[int, typer.Option(help="Parts computed at once.")] = 1
+    jobs: Annotated[int, typer.Option(help="Parts computed at once, one thread each.")] = 1
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Write the page after so many, from what is finished by then."),
+    ] = None
 
     @property
     def parts(self) -> Path:

@@ -1,5 +1,6 @@
 """Parts of a study carried out before the user's eyes: a bar with the time left, or lines."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,12 +14,17 @@ from gpmil.paper.parts import AnyPart, Part, carry_out
 
 
 def carried_out(
-    plans: Sequence[AnyPart], folder: Path, jobs: int, console: Console
+    plans: Sequence[AnyPart],
+    folder: Path,
+    jobs: int,
+    console: Console,
+    minutes: float | None = None,
 ) -> list[tuple[AnyPart, Any]]:
-    """Every part with its result; finished ones are taken from the folder."""
+    """Every part with its result, those of so many minutes; old ones are taken from the folder."""
     found = []
+    seconds = math.inf if minutes is None else 60 * minutes
     with _progress(plans, console) as report:
-        for part, result, old in carry_out(plans, folder, jobs):
+        for part, result, old in carry_out(plans, folder, jobs, seconds):
             found.append((part, result))
             report(part, old)
     return found

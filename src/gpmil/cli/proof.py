@@ -10,6 +10,7 @@ from gpmil.cli.options import ProofOptions
 from gpmil.cli.parts import carried_out
 from gpmil.models.base import package_versions
 from gpmil.models.checks import one_of
+from gpmil.paper import study
 from gpmil.proof.page import TESTS, html
 from gpmil.proof.plan import Plan
 from gpmil.runs.workspace import run_folder
@@ -28,15 +29,17 @@ def run(options: ProofOptions) -> None:
         options.data,
         tuple(options.model or ()),
     )
-    parts = [part for name in chosen for part in TESTS[name].parts(plan)]
-    if options.model and not parts:
-        raise ValueError(f"--model {' '.join(options.model)}: no such model in these tests.")
+    plans = {name: list(TESTS[name].parts(plan)) for name in chosen}
+    parts = [part for of in plans.values() for part in of]
+    known = {part.method.key for part in parts if isinstance(part, study.Part)}
+    if unknown := set(plan.only) - known:
+        raise ValueError(f"--model {' '.join(sorted(unknown))}: no such model in these tests.")
     console = Console(stderr=True, highlight=False)
-    found = carried_out(parts, options.parts, options.jobs, console)
+    found = carried_out(parts, options.parts, options.jobs, console, options.minutes)
     config: dict[str, Any] = {"command": "proof"}
     config |= {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
     with run_folder(options.out, config | {"versions": package_versions()}) as folder:
-        exhibits = [TESTS[name].build(found) for name in chosen]
+        exhibits = [TESTS[name].exhibit(plans[name], found) for name in chosen]
         for exhibit in exhibits:
             exhibit.write(folder)
         text = html(exhibits, _command(options))
@@ -44,6 +47,12 @@ def run(options: ProofOptions) -> None:
     out = Console(highlight=False)
     page_at = options.out / "index.html"
     out.print(f"Written to {options.out}: open {page_at}. {RESEARCH}", markup=False)
+    if len(found) < len(parts):
+        out.print(
+            f"{len(parts) - len(found)} of {len(parts)} parts were not finished in time: the same "
+            "command goes on with them.",
+            soft_wrap=True,
+        )
     out.print(f"Finished parts are in {options.parts}; the folder may be deleted.", markup=False)
 
 
@@ -52,6 +61,8 @@ def _chosen(options: ProofOptions) -> list[str]:
         value = getattr(options, name)
         if value is not None and value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}.")
+    if options.minutes is not None and not options.minutes > 0:
+        raise ValueError(f"--minutes must be above 0, got {options.minutes:g}.")
     for name in options.only or ():
         one_of("--only", name, tuple(TESTS))
     if options.data is not None and not options.data.is_dir():
@@ -68,5 +79,7 @@ def _command(options: ProofOptions) -> str:
     words += [word for name in options.model or () for word in ("--model", name)]
     words += ["--seeds", str(options.seeds)] if options.seeds is not None else []
     words += ["--cohorts", str(options.cohorts)] if options.cohorts != Plan.cohorts else []
+    words += ["--minutes", f"{options.minutes:g}"] if options.minutes is not None else []
+    words += ["--jobs", str(options.jobs)] if options.minutes is not None else []
     words += ["--data", "FOLDER"] if options.data is not None else []
     return shlex.join(words)

@@ -411,9 +411,10 @@ class Bags:
         checks.mention_contradictions(known, self.labels, self.offsets, self.names)
         return self._changed(instance_labels=known)
 
-    def with_columns(self, columns: Any) -> "Bags":
-        """The same bags with some of their features: numbers of columns, or a mask of them."""
-        return self._changed(features=self.features[:, np.asarray(columns)], _digests=None)
+    def with_features(self, features: Any) -> "Bags":
+        """The same bags with other features, one row per instance."""
+        features = checks.as_features(features, "features", self.n_instances)
+        return self._changed(features=features, _digests=None, _finite=False)
 
     def with_digests(self, digests: PerBag) -> "Bags":
         """The same bags, with what was seen when their file was made: it holds finite values."""

@@ -145,13 +145,15 @@ def factorize(values: Any, name: str) -> tuple[Int[np.ndarray, " n"], Any]:
 # ------------------------------------------------------------------ features, offsets, names
 
 
-def as_features(features: Any, name: str) -> Float[np.ndarray, "n d"]:
+def as_features(features: Any, name: str, n: int | None = None) -> Float[np.ndarray, "n d"]:
     """An (n, D) floating array; a memmap stays one, integers become float64."""
     array = as_array(features, name)
     if array.ndim != 2 or array.shape[1] == 0:
         raise ValueError(
             f"{name}: expected two axes, (instances, features), found shape {array.shape}"
         )
+    if n is not None and len(array) != n:
+        raise ValueError(f"{name}: expected one row per instance, {n}, found {len(array)}")
     if array.dtype.kind in "iub":
         return np.ascontiguousarray(array, dtype=np.float64)
     if array.dtype.kind != "f" or array.dtype.itemsize > 8:

@@ -79,8 +79,14 @@ def words(facts: Mapping[str, Any], names: Iterable[str] = NAMES) -> str:
 
     >>> words({"magnification": 20, "overlap": 0, "encoder": "uni_v1"})
     "encoder 'uni_v1', magnification 20x and overlap 0 px"
+    >>> words({"mpp": 256 / 224})
+    'mpp 1.143'
     """
-    return join_words([WORDS[name].format(facts[name]) for name in names if name in facts])
+    return join_words([_said(name, facts[name]) for name in names if name in facts])
+
+
+def _said(name: str, value: Any) -> str:
+    return WORDS[name].format(f"{value:.4g}" if isinstance(value, float) else value)
 
 
 def mismatch(trained: Facts, given: Facts) -> str:
@@ -92,7 +98,7 @@ def mismatch(trained: Facts, given: Facts) -> str:
     differ = _differing(trained, given, MUST_AGREE)
     if not differ:
         return ""
-    here = [WORDS[name].format(given[name]).removeprefix(_title(name)) for name in differ]
+    here = [_said(name, given[name]).removeprefix(_title(name)) for name in differ]
     return (
         f"the model was fitted on features of {words(trained, differ)}, these bags come from "
         f"{join_words(here)}. Extract features as those of the model were, or fit a model on "

@@ -89,6 +89,11 @@ def _csv(path: Path, **options: Any) -> pd.DataFrame:
                 f"{path}: the row below the header has more values than the header has names. "
                 "Give every column a name, also one of row names."
             ) from error
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            raise BadFile(
+                f"{path} cannot be read as UTF-8: {reason(error.__cause__)}. Probably a "
+                "spreadsheet wrote it in another encoding: save it as “CSV UTF-8”, or as xlsx."
+            ) from error
         if path.suffix == ".gz" and isinstance(error.__cause__, (OSError, EOFError, zlib.error)):
             raise BadFile(
                 f"{path} is no whole gzip file: {reason(error.__cause__)}. Copy it again."

@@ -40,7 +40,6 @@ logger = logging.getLogger("gpmil")
 MOST_BAGS = 500  # bags that tuning looks at
 MOST_INSTANCES = 1_000  # instances per bag that tuning looks at
 LARGE_H = 1e9  # bytes of H in float64 from which "auto" stores float32
-MOST_LENGTHS = 256  # that "ard" learns
 CPU = torch.device("cpu")
 AUTO_KERNELS = ("rbf", "matern52", "linear")
 
@@ -240,7 +239,7 @@ class TunedGP(PatientGP):
         """Replace what is "auto" by what the likelihood of bags left out prefers."""
         names, budget = self._learned_names(), int(self.tuning_budget)
         ard = "lengthscale" in names and is_word(self.lengthscale, "ard")
-        self._check_learnable(labels, ard)
+        self._check_learnable(labels)
         chosen, groups = self._learned_from(labels, cohort.whole.groups)
         kernels = AUTO_KERNELS if is_word(self.kernel, "auto") else (self.kernel_,)
         made = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], device, groups)
@@ -278,19 +277,13 @@ class TunedGP(PatientGP):
         chosen = subsample(labels, self._seed(), whole)
         return chosen, None if whole is None else left_out_together(labels[chosen], whole[chosen])
 
-    def _check_learnable(self, labels: Int[np.ndarray, " B"], ard: bool) -> None:
+    def _check_learnable(self, labels: Int[np.ndarray, " B"]) -> None:
         if (np.bincount(labels, minlength=2) < 2).any():
             raise ValueError(
                 f"learning the settings needs two bags of each class, found "
                 f"{int((labels == 0).sum())} negative and {int(labels.sum())} positive: leaving "
                 "one out would leave none. Give variance, lengthscale, mean and coupling as "
                 "numbers, see gpmil.paper_settings()."
-            )
-        if ard and self._n_inputs() > MOST_LENGTHS:
-            raise ValueError(
-                f"lengthscale='ard' learns one length per column, for up to {MOST_LENGTHS} "
-                f"columns; found {self._n_inputs()}. Reduce them with n_components=64, say, or use "
-                "'auto'."
             )
 
     def _tuning_cohort(

@@ -51,7 +51,7 @@ class VGPMILPR(TeachableGP):
         likelihood of every bag's label under a fit without its fold, one of five (patients whole,
         where `bags.groups` names them). `lengthscale="sqrt_dim"`
         is the square root of the number of features (the paper); "ard" learns one length per column
-        after the common one (up to 256 columns, many bags), an array gives them. `mean="balanced"`
+        after the common one (with many bags), an array gives them. `mean="balanced"`
         is the one at which a bag of median size is positive with probability one half.
     n_inducing, inducing : int, "kmeans", "lesions" or (M, D) array
         Number of inducing points, and how they are placed: k-means, half in positive and half in

@@ -57,9 +57,10 @@ def caption(results: Results) -> str:
     """What the numbers are."""
     runs = max(len(results.of(method.key)) for method in results.methods)
     unit = "slides" if results.test.groups is None else "patients"
+    means = "one run" if runs == 1 else f"means over up to {runs} runs"
     return (
-        f"{results.name}: means over up to {runs} runs, with the 95 % interval over {unit} "
-        f"(DeLong's of the AUC, else {N_BOOTSTRAP} resamples per run; ends averaged over runs)."
+        f"{results.name}: {means}, with the 95 % interval over {unit} (DeLong's of the AUC, else "
+        f"{N_BOOTSTRAP} resamples per run; ends averaged over runs)."
     )
 
 

@@ -1,23 +1,30 @@
 """Work in parts, each computed once and kept in a file of its own.
 
-An interrupted study goes on where it stopped, and a repeated one has nothing to do.
+An interrupted study goes on where it stopped, and a repeated one has nothing to do. Where time is
+short, every table of a study gets its share of it.
 """
 
 import hashlib
 import io
 import json
+import math
+import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import joblib
 import numpy as np
+from joblib.externals.loky import get_reusable_executor
 
 from gpmil import __version__
 from gpmil.files.whole import write_whole
 
 Packed = tuple[dict[str, np.ndarray], dict[str, Any]]  # arrays, and a card of plain values
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 @runtime_checkable
@@ -27,6 +34,16 @@ class Part(Protocol):
     @property
     def title(self) -> str:
         """In words."""
+        ...
+
+    @property
+    def table(self) -> str:
+        """What it is compared in: parts of one table and turn belong together."""
+        ...
+
+    @property
+    def turn(self) -> int:
+        """Which repeat of its table this is."""
         ...
 
     @property
@@ -65,31 +82,76 @@ def sealed(stem: str, contents: str) -> str:
 
 
 def carry_out(
-    parts: Sequence[AnyPart], folder: Path, n_jobs: int = 1
+    parts: Sequence[AnyPart], folder: Path, n_jobs: int = 1, seconds: float = math.inf
 ) -> Iterator[tuple[AnyPart, Any, bool]]:
-    """Every part with its result, and whether it was kept from before, as they become known."""
+    """Every part with its result, and whether it was kept from before, as they become known.
+
+    What is not finished after `seconds` is given up; of several jobs, also what was begun.
+    """
+    deadline = time.monotonic() + seconds
     files = {id(part): folder / f"{part.name()}.npz" for part in parts}
     waiting = []
-    for part in parts:
+    for part in parts if seconds == math.inf else in_fair_order(parts):
         known = kept(part, files[id(part)])
         if known is None:
             waiting.append(part)
         else:
             yield part, known, True
-    if n_jobs != 1:  # the longest first, or the last of them would run alone
+    if n_jobs == 1:
+        for part in waiting:
+            if time.monotonic() >= deadline:
+                return
+            yield part, _compute_and_keep(part, files[id(part)]), False
+        return
+    if seconds == math.inf:  # the longest first, or the last of them would run alone
         waiting.sort(key=lambda part: -part.effort)
-    work = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")(
-        joblib.delayed(_compute_and_keep)(k, part, files[id(part)])
-        for k, part in enumerate(waiting)
-    )
-    for k, result in work:
-        yield waiting[k], result, False
+    for part, result in _side_by_side(waiting, files, n_jobs, deadline):
+        yield part, result, False
 
 
-def _compute_and_keep(number: int, part: Part, file: Path) -> tuple[int, Any]:
+def in_fair_order(parts: Sequence[AnyPart]) -> list[AnyPart]:
+    """Turn by turn, such that at any moment about as much was spent on every table.
+
+    A turn of a table comes when its cost, with that of the turns before it, is the least of those
+    that wait. Within a turn the cheap parts are first.
+    """
+    cost: dict[tuple[str, int], float] = defaultdict(float)
+    for part in parts:
+        cost[part.table, part.turn] += part.effort
+    spent: dict[str, float] = defaultdict(float)
+    place = {}
+    for table, turn in sorted(cost):
+        spent[table] += cost[table, turn]
+        place[table, turn] = (spent[table], table, turn)
+    return sorted(parts, key=lambda part: (place[part.table, part.turn], part.effort))
+
+
+def _side_by_side(
+    waiting: Sequence[AnyPart], files: Mapping[int, Path], n_jobs: int, deadline: float
+) -> Iterator[tuple[AnyPart, Any]]:
+    """In processes of one thread each; those that run at the deadline are ended."""
+    pool = get_reusable_executor(n_jobs, env=ONE_THREAD)
+    still = iter(waiting)
+    running: dict[Future[Any], AnyPart] = {}
+    try:
+        while True:
+            for part in islice(still, n_jobs - len(running)):
+                running[pool.submit(_compute_and_keep, part, files[id(part)])] = part
+            left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+            done, _ = wait(running, left, FIRST_COMPLETED)
+            if not done:
+                return
+            for job in done:
+                yield running.pop(job), job.result()
+    finally:
+        if running:
+            pool.shutdown(kill_workers=True)
+
+
+def _compute_and_keep(part: Part, file: Path) -> Any:
     result = part.compute()
     keep(part, result, file)
-    return number, result
+    return result
 
 
 def keep(part: Part, result: Any, file: Path) -> None:

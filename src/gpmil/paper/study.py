@@ -47,6 +47,16 @@ class Part:
         return f"{self.cohort.name}: {self.method.label}, run {self.seed + 1}"
 
     @property
+    def table(self) -> str:
+        """All methods on this cohort."""
+        return self.cohort.name
+
+    @property
+    def turn(self) -> int:
+        """Seeds one after the other."""
+        return self.seed
+
+    @property
     def effort(self) -> float:
         """Rough cost: fits, with those for the marks."""
         fits = (1 + FLAG_FOLDS * (self.method.key not in TUNED)) if self.flags else 1

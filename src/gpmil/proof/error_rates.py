@@ -34,7 +34,7 @@ class Study(NamedTuple):
     cases: Sequence[Any]
     measure: OneCohort
     shown: dict[str, tuple[str, float | None, str]]  # name -> words, promised, "most" or "least"
-    cost: float
+    cost: float  # of a cohort, in the units of a fit: some 20,000 per second
     divided: int = 1  # fewer cohorts by this factor, where a cohort costs much
 
 
@@ -45,7 +45,7 @@ MARKS = Study(
     promises.flags_cohort,
     {f"fdr cohort {r}": (f"false marks at {r:.0%}", r, "most") for r in promises.RATES}
     | {"power cohort 0.1": ("power at 10%", None, "least")},
-    60_000.0,
+    9_000.0,
 )
 REFER = Study(
     "refer",
@@ -57,7 +57,7 @@ REFER = Study(
         for a in promises.ALPHAS
     }
     | {"accepted 0.1": ("accepted at .1", None, "least")},
-    150_000.0,
+    28_000.0,
 )
 SLIDES = Study(
     "slides",
@@ -69,7 +69,7 @@ SLIDES = Study(
         "sigmoid, many": ("calibrated", 0.05, "most"),
         "sigmoid, chance": ("of 300 true ones, by chance", None, "most"),
     },
-    1_500_000.0,
+    86_000.0,
     divided=10,
 )
 INTERVALS = Study(
@@ -82,7 +82,7 @@ INTERVALS = Study(
         "held, process alone": ("without the level", None, "least"),
         "width": ("mean width", None, "most"),
     },
-    60_000.0,
+    10_000.0,
 )
 METRICS = Study(
     "metrics",
@@ -154,7 +154,7 @@ def build(found: Sequence[tuple[Any, Any]]) -> Exhibit:
         words,
         own,
         [table for table in tables if table.rows],
-        picture(own[own["promised"].notna()]),
+        picture(own[own["promised"].notna() & own["realised"].notna()]),
         "Realised against promised rates",
         "Realised rates with two standard errors; lines: what was promised. Orange: not kept.",
     )
@@ -188,7 +188,8 @@ def picture(own: pd.DataFrame) -> Figure:
         of = own[own["study"] == study.name].iloc[::-1]
         y = np.arange(len(of))
         colour = [plots.POSITIVE if kept == "no" else plots.NEGATIVE for kept in of["kept"]]
-        ax.hlines(y, of["realised"] - 2 * of["error"], of["realised"] + 2 * of["error"], colour)
+        ends = [np.clip(of["realised"] + k * of["error"], 0, 1) for k in (-2, 2)]
+        ax.hlines(y, *ends, colour)
         ax.scatter(of["realised"], y, s=20, c=colour)
         ax.scatter(of["promised"], y, s=60, c=plots.INK, marker="|")
         plots.style(ax, title=study.title)

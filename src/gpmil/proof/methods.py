@@ -31,7 +31,7 @@ def without_positions(quick: bool = False) -> list[Method]:
     paper = paper_settings("VGPMILPR") | few | CPU
     pair = VGPMILPR(**small, **CPU)
     return [
-        Method("pr", "VGPMIL-PR", _maker(VGPMILPR, **small, **CPU), settings=LEARNED, effort=25.0),
+        Method("pr", "VGPMIL-PR", _maker(VGPMILPR, **small, **CPU), settings=LEARNED, effort=10.0),
         Method("pr-paper", "VGPMIL-PR", _maker(VGPMILPR, **paper), settings="the paper's"),
         Method(
             "vgpmil",
@@ -45,7 +45,7 @@ def without_positions(quick: bool = False) -> list[Method]:
             "AllConceptsMIL, 2 concepts",
             _maker(AllConceptsMIL, n_concepts=2, model=pair),
             settings=LEARNED,
-            effort=60.0,
+            effort=80.0,
         ),
         *(m for m in networks(quick) if m.key != "smooth"),  # there are no neighbours
     ]
@@ -61,13 +61,20 @@ def on_chains(n_features: int, quick: bool = False) -> list[Method]:
             "VGPMIL-PR-I, columns screened",
             lambda seed: ScreenedMIL(VGPMILPRI(random_state=seed, **settings)),
             settings=LEARNED,
-            effort=25.0,
+            effort=10.0,
+        ),
+        Method(
+            "screened-beside",
+            "VGPMIL-PR-I, columns screened with neighbours",
+            lambda seed: ScreenedMIL(VGPMILPRI(random_state=seed, **settings), neighbours=True),
+            settings=LEARNED,
+            effort=10.0,
         ),
         Method(
             "screened-smooth",
             "Smooth-Att-MIL, columns screened",
             lambda seed: ScreenedMIL(_network("smooth", quick).make(seed)),
-            effort=3.0,
+            effort=6.0,
         ),
     ]
     ard = Method(
@@ -75,21 +82,22 @@ def on_chains(n_features: int, quick: bool = False) -> list[Method]:
         "VGPMIL-PR-I, a length per column",
         _maker(VGPMILPRI, lengthscale="ard", **settings),
         settings=LEARNED,
-        effort=40.0,
+        effort=15.0,
     )
     return [
         Method("bayes", "Bayes", lambda seed: BayesOfShiftedMean(), effort=0.01),
-        Method("pri", "VGPMIL-PR-I", _maker(VGPMILPRI, **settings), settings=LEARNED, effort=25.0),
+        Method("pri", "VGPMIL-PR-I", _maker(VGPMILPRI, **settings), settings=LEARNED, effort=10.0),
         *([ard] if n_features <= 64 else []),
         *screened,
-        Method("pr", "VGPMIL-PR", _maker(VGPMILPR, **settings), settings=LEARNED, effort=25.0),
+        Method("pr", "VGPMIL-PR", _maker(VGPMILPR, **settings), settings=LEARNED, effort=10.0),
         *networks(quick),
     ]
 
 
 def networks(quick: bool) -> Sequence[Method]:
     """Ours, and torchmil's."""
-    own = [replace(m, runs_once=False) for m in of_the_paper.networks(CPU, quick, search=False)]
+    few = of_the_paper.networks(CPU, quick, search=False)
+    own = [replace(m, runs_once=False, effort=2 * m.effort) for m in few]  # small bags cost more
     if not torchmil_models.installed():
         return own
     small = {"max_epochs": 15} if quick else {}
@@ -98,7 +106,7 @@ def networks(quick: bool) -> Sequence[Method]:
             f"torchmil-{name.lower()}",
             f"torchmil {name}",
             _maker(torchmil_models.TorchmilModel, network=name, **small),
-            effort=12.0,
+            effort=10.0,
         )
         for name in torchmil_models.NETWORKS
     ]

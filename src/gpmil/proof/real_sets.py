@@ -17,7 +17,7 @@ from gpmil.paper.exhibit import Exhibit, panels
 from gpmil.paper.methods import DEFAULT, Method, key_of
 from gpmil.paper.results import Results
 from gpmil.paper.study import Part, collect, planned
-from gpmil.proof import methods
+from gpmil.proof import dots, methods
 from gpmil.proof.plan import Plan
 from gpmil.show import plots
 from gpmil.show.report import Table
@@ -72,20 +72,17 @@ def parts(plan: Plan) -> Iterator[Part]:
 
 def results(found: Sequence[tuple[Any, Any]]) -> list[Results]:
     """By set."""
-    own = [(p, r) for p, r in found if isinstance(p, Part) and isinstance(p.cohort, StudyData)]
-    sets: dict[int, Any] = {id(part.cohort): part.cohort for part, _ in own}
+    sets: dict[int, Any] = {id(part.cohort): part.cohort for part, _ in found}
     gathered = []
     for cohort in sets.values():
-        known = {p.method.key: p.method for p, _ in own if p.cohort is cohort}
-        gathered.append(collect(cohort, list(known.values()), own))
+        known = {p.method.key: p.method for p, _ in found if p.cohort is cohort}
+        gathered.append(collect(cohort, list(known.values()), found))
     return gathered
 
 
 def build(found: Sequence[tuple[Any, Any]]) -> Exhibit:
     """A table per set, and one picture of them all."""
     every = results(found)
-    if not every:
-        return exhibit(missing="No real data were named: gpmil proof --data FOLDER.")
     frames = [all_models.frame(one).assign(set=one.name) for one in every]
     own = pd.concat(frames, ignore_index=True)
     tables = [t for one, rows in zip(every, frames) for t in _tables(one, rows)]
@@ -127,9 +124,12 @@ def _tables(one: Results, own: pd.DataFrame) -> Iterator[Table]:
 
 def picture(own: pd.DataFrame) -> Figure:
     """One row of panels per metric, one panel per set."""
-    sets, labels = list(dict.fromkeys(own["set"])), list(dict.fromkeys(own["method"]))[::-1]
+    labels = list(dict.fromkeys(own["method"]))[::-1]
+    # sets with labels of patches first: the names of the models stand beside the first panel
+    of_patches = set(own["set"][own["metric"] == "patches: AUC"])
+    sets = sorted(dict.fromkeys(own["set"]), key=lambda one: one not in of_patches)
     shown = [name for name in METRICS if (own["metric"] == name).any()]
-    size = (2.3 + 1.9 * len(sets), (0.9 + 0.25 * len(labels)) * len(shown))
+    size = (2.3 + 1.9 * len(sets), dots.heights(labels) * len(shown))
     figure, axes = panels(*size, len(shown), len(sets), sharey=True)
     for row, name in zip(axes, shown):
         for ax, one in zip(row, sets):
@@ -140,8 +140,5 @@ def picture(own: pd.DataFrame) -> Figure:
             y = of["method"].map({label: k for k, label in enumerate(labels)}).to_numpy()
             ax.hlines(y, of["low"], of["high"], color=plots.MUTED, linewidth=1.4)
             ax.plot(of["mean"], y, "o", ms=4, color=plots.POSITIVE)
-            plots.style(ax, METRICS[name], title=one)
-            ax.set(yticks=np.arange(len(labels)), yticklabels=labels)
-            ax.grid(axis="y", color=plots.GRID, linewidth=0.8)
-            ax.set_axisbelow(True)
+            dots.rows_of_models(ax, labels, METRICS[name], one)
     return figure

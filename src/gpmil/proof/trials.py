@@ -30,6 +30,16 @@ class Trials:
         return f"{self.study}: {self.case.name}, cohorts {self.seeds[0]} to {self.seeds[-1]}"
 
     @property
+    def table(self) -> str:
+        """All cases of a study."""
+        return self.study
+
+    @property
+    def turn(self) -> int:
+        """The first cohorts first."""
+        return self.seeds[0]
+
+    @property
     def effort(self) -> float:
         """Rough cost."""
         return self.cost * len(self.seeds)

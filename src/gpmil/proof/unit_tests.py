@@ -14,7 +14,7 @@ from gpmil.paper.cohorts import Drawn
 from gpmil.paper.exhibit import Exhibit, panels
 from gpmil.paper.scores import deviation
 from gpmil.paper.study import Part
-from gpmil.proof import algorithmic, methods
+from gpmil.proof import algorithmic, dots, methods
 from gpmil.proof.plan import Plan
 from gpmil.show import plots
 from gpmil.show.report import Table
@@ -25,7 +25,28 @@ QUICK_SIZE = 60
 TEST_BAGS = 300
 PASSED = 0.95  # least test AUC with every seed
 COLUMNS = ("train", "same", "moved")  # bags whose AUC is taken
-exhibit = partial(Exhibit, "A", "unit_tests", "Three tests of the multiple-instance rule")
+WORDS = (
+    "Raff and Holt (NeurIPS 2023) draw bags in which a shortcut separates the classes in training "
+    "and misleads at test. Test 1: negative bags hold a “poison”, positive ones an outlier; at "
+    "test the poison is in the positive bags. Test 2: the same with two kinds of positive "
+    "instance. Test 3: a positive bag holds an A and a B, a negative one A or B; at test negative "
+    "bags hold 37 of them. A model that learned “a bag is positive if one of its instances is” "
+    "keeps its AUC in tests 1 and 2.",
+    "Test 3 is not that rule: “A and B” cannot be said by any model in which one instance makes a "
+    "bag positive, and VGPMIL-PR and VGPMIL fail it by construction. AllConceptsMIL is made for "
+    "it: P(y = 1) is the product over concepts of P(some instance holds it).",
+    "Bags without positions: VGPMIL-PR-I is VGPMIL-PR here. Passed: a test AUC of at least "
+    f"{PASSED} with every seed.",
+)
+exhibit = partial(
+    Exhibit,
+    "A",
+    "unit_tests",
+    "Three tests of the multiple-instance rule",
+    alt="AUC of every model and seed in training and at test, one panel per test",
+    caption="Every fit: AUC of its training bags (open) and of bags in which the shortcut is "
+    "turned round (filled). Left of the line is worse than guessing.",
+)
 
 
 def parts(plan: Plan) -> Iterator[Part]:
@@ -42,8 +63,9 @@ def parts(plan: Plan) -> Iterator[Part]:
 def drawn(test: int, n_bags: int, seed: int) -> Drawn:
     """Training bags; and those to predict: the training bags, fresh ones, and moved ones."""
     slug = f"{NAME}-{test}-{n_bags}-{seed}"
+    # six instances per bag, which cost as much as twenty of large bags
     return Drawn(
-        slug, f"test {test}, {n_bags} bags", partial(_pair, test, n_bags, seed), 6 * n_bags
+        slug, f"test {test}, {n_bags:,} bags", partial(_pair, test, n_bags, seed), 20 * n_bags
     )
 
 
@@ -60,8 +82,6 @@ def frame(found: Sequence[tuple[Any, Any]]) -> pd.DataFrame:
     """One row per fit: the AUC of training bags, of fresh ones like them, and of moved ones."""
     rows = []
     for part, run in found:
-        if not isinstance(part, Part) or not part.cohort.slug.startswith(NAME):
-            continue
         test, n_bags = (int(word) for word in part.cohort.slug.split("-")[2:4])
         cuts = np.split(run.log_odds, [n_bags, n_bags + TEST_BAGS])
         aucs = [roc_auc_score(np.arange(len(odds)) % 2, odds) for odds in cuts]
@@ -75,28 +95,7 @@ def build(found: Sequence[tuple[Any, Any]]) -> Exhibit:
     """Tables and a picture: AUC at test, where the shortcut is turned round."""
     own = frame(found)
     tables = [_table(rows, int(n)) for n, rows in own.groupby("bags")]
-    words = [
-        "Raff and Holt (NeurIPS 2023) draw bags in which a shortcut separates the classes in "
-        "training and misleads at test. Test 1: negative bags hold a “poison”, positive ones an "
-        "outlier; at test the poison is in the positive bags. Test 2: the same with two kinds of "
-        "positive instance. Test 3: a positive bag holds an A and a B, a negative one A or B; at "
-        "test negative bags hold 37 of them. A model that learned “a bag is positive if one of its "
-        "instances is” keeps its AUC in tests 1 and 2.",
-        "Test 3 is not that rule: “A and B” cannot be said by any model in which one instance "
-        "makes a bag positive, and VGPMIL-PR and VGPMIL fail it by construction. AllConceptsMIL is "
-        "made for it: P(y = 1) is the product over concepts of P(some instance holds it).",
-        "Bags without positions: VGPMIL-PR-I is VGPMIL-PR here. Passed: a test AUC of at least "
-        f"{PASSED} with every seed.",
-    ]
-    return exhibit(
-        words,
-        own,
-        tables,
-        picture(own),
-        "AUC of every model and seed in training and at test, one panel per test",
-        "Every fit: AUC of its training bags (open) and of bags in which the shortcut is turned "
-        "round (filled). Left of the line is worse than guessing.",
-    )
+    return exhibit(WORDS, own, tables, picture(own))
 
 
 def _table(own: pd.DataFrame, n_bags: int) -> Table:
@@ -106,15 +105,16 @@ def _table(own: pd.DataFrame, n_bags: int) -> Table:
         columns += [f"{test}: train", "test", "worst"]
     rows, strong = [], []
     for k, (label, fits) in enumerate(own.groupby("model", sort=False)):
-        cells = [label, str(fits["seed"].nunique())]
-        passed = True
+        moved = {test: fits[fits["test"] == test]["moved"].to_numpy() for test in tests}
+        counts = [len(values) for values in moved.values()]
+        cells = [label, str(max(counts)) if len(set(counts)) == 1 else f"≤ {max(counts)}"]
         for test in tests:
-            of = fits[fits["test"] == test]
-            train, moved = of["train"].to_numpy(), of["moved"].to_numpy()
-            cells += [f"{train.mean():.3f}", _spread(moved), f"{moved.min():.3f}"]
-            passed &= bool(test == 3 or moved.min() >= PASSED)
+            train = fits[fits["test"] == test]["train"]
+            least = f"{moved[test].min():.3f}" if len(train) else "–"
+            cells += [f"{train.mean():.3f}" if len(train) else "–", _spread(moved[test]), least]
         rows.append(cells)
-        strong += [k] if passed else []
+        known = [values for test, values in moved.items() if test != 3]
+        strong += [k] if all(len(v) and v.min() >= PASSED for v in known) else []
     caption = (
         f"{n_bags} training bags: mean AUC of training and of test bags, ± deviation over seeds, "
         "and the worst seed. Highlighted: tests 1 and 2 passed."
@@ -123,6 +123,8 @@ def _table(own: pd.DataFrame, n_bags: int) -> Table:
 
 
 def _spread(values: np.ndarray) -> str:
+    if not len(values):
+        return "–"
     sd = deviation(values)
     return f"{values.mean():.3f}" + ("" if np.isnan(sd) else f" ± {sd:.3f}")
 
@@ -132,19 +134,14 @@ def picture(own: pd.DataFrame) -> Figure:
     own = own[own["bags"] == own["bags"].max()]
     labels = list(dict.fromkeys(own["model"]))[::-1]
     tests = sorted(own["test"].unique())
-    figure, (axes,) = panels(10.2, 1.0 + 0.27 * len(labels), 1, len(tests), sharey=True)
+    figure, (axes,) = panels(10.2, dots.heights(labels), 1, len(tests), sharey=True)
     for ax, test in zip(axes, tests):
         of = own[own["test"] == test]
         y = of["model"].map({label: k for k, label in enumerate(labels)})
         ax.axvline(0.5, color=plots.MUTED, linewidth=0.8)
         ax.plot(of["train"], y + 0.15, "o", ms=5, mfc="none", mec=plots.NEGATIVE, label="training")
         ax.plot(of["moved"], y - 0.15, "o", ms=5, color=plots.POSITIVE, alpha=0.7, label="test")
-        plots.style(ax, "AUC", title=f"{test}. {algorithmic.TITLES[int(test)]}")
-        ax.set(yticks=range(len(labels)), yticklabels=labels, xlim=(-0.03, 1.03))
-        ax.grid(axis="y", color=plots.GRID, linewidth=0.8)
-        ax.set_axisbelow(True)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=plots.FONT
-    )
+        dots.rows_of_models(ax, labels, "AUC", f"{test}. {algorithmic.TITLES[int(test)]}")
+        ax.set_xlim(-0.03, 1.03)
+    dots.legend_below(figure, axes[0])
     return figure

@@ -20,6 +20,7 @@ from gpmil.data.graphs import infer_step
 from gpmil.files.foreign import BadFile, reading
 from gpmil.runs.class_table import class_layer
 from gpmil.runs.files import (
+    ATTENTION,
     CARD,
     ENDING,
     PATCH_COLUMNS,
@@ -129,10 +130,13 @@ def tables(wanted: MapOptions) -> list[PatchTable]:
         found = [PatchTable(file) for file in sorted(_folder(wanted).glob(f"*{ENDING}"))]
         found = [t for t in found if tested is None or t.slide in tested]
     if not found:
-        raise ValueError(
-            f"{run} holds no tables of patches (patches/<slide>{ENDING}): is the run finished, "
-            "and does its model predict patches?"
-        )
+        why = "is the run finished, and does its model predict patches?"
+        if (run / ATTENTION).is_dir():
+            why = (
+                f"its model says what it looks at ({ATTENTION}/), not which patches are positive. "
+                "Python draws that (docs, “Maps of attention”)."
+            )
+        raise ValueError(f"{run} holds no tables of patches (patches/<slide>{ENDING}): {why}")
     if not wanted.names:
         return found
     known = {table.slide: table for table in found}
