@@ -58,7 +58,7 @@ class Dense:
         """Of every row among the b x p padded ones: a mask would make a GPU wait each time."""
         return self.mask.view(-1).nonzero()[:, 0]
 
-    def _taken(self, x: Float[Tensor, "b p *k"]) -> Float[Tensor, "n *k"]:
+    def _taken(self, x: Float[Tensor, "b p ..."]) -> Float[Tensor, "n ..."]:
         """The rows of the bags alone."""
         return x.flatten(0, 1).index_select(0, self._place)
 
@@ -180,7 +180,8 @@ class Factor(NamedTuple):
         entries = loops.entries(*graph[:2], *bags)
         if entries > WIDEST * len(places.rows):
             return None
-        return cls(*loops.factor(*graph, *bags, strength, entries), bags[1])
+        low, at, L = loops.factor(*graph, *bags, strength, entries)
+        return cls(low, at, L, bags[1])
 
     def inverted(self, b: int, p: int) -> tuple[Float[Tensor, "b p p"], Float[Tensor, " b"]]:
         """Sigma padded to p places, and log|Sigma|."""
