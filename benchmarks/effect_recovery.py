@@ -8,9 +8,9 @@
     N(0, Sigma_b),  s_b ~ N(0, tau^2),  y_b = 1 where any m > 0.
 
 A cohort has 200 slides of 25 to 36 patches to learn from, and as many further ones of the same w.
-Per cohort: the learned tau, and the expected calibration error (10 bins of equal mass) of the further
-slides beside that of perfectly true probabilities of the same size: bins of 20 slides alone make
-an error of some .05. Over all cohorts together chance is small, and that error is the last line.
+Per cohort: the learned tau, and the expected calibration error (10 bins of equal mass) of the
+further slides beside that of perfectly true probabilities of the same size: bins of 20 slides alone
+make an error of some .05. Over all cohorts together chance is small: that error is the last line.
 """
 
 import argparse
