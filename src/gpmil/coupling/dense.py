@@ -54,8 +54,8 @@ class Dense:
         """Of every row among the b x p padded ones: a mask would make a GPU wait each time."""
         return self.mask.view(-1).nonzero()[:, 0]
 
-    def _taken(self, x: Float[Tensor, "b p *k"]) -> Float[Tensor, "n *k"]:
-        """The rows of the bags alone."""
+    def _taken(self, x: Tensor) -> Tensor:
+        """The rows of the bags alone, of b x p ones."""
         return x.flatten(0, 1).index_select(0, self._place)
 
     def apply(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
