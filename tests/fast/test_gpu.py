@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.model import relative_error
+from scipy.special import erfcx
 from sklearn.base import clone
 from synthetic import pri
 
@@ -13,7 +14,9 @@ from gpmil.inference import fused
 from gpmil.inference import solvers as inference
 from gpmil.models import smoothing
 from gpmil.models.batches import BatchSource
-from gpmil.process import features
+from gpmil.moments import effect_sums, slide_effect, truncated
+from gpmil.moments.given_effect import Patches, all_below, some_above
+from gpmil.process import features, inducing
 
 GPU = torch.device("cuda")
 
@@ -67,11 +70,13 @@ def test_a_large_bag_on_the_gpu():
     assert np.all(np.abs(gpu.log_proba_negative(bags)[0] - value) <= np.maximum(0.01, 2 * error))
 
 
+@pytest.mark.parametrize("store", ["memory", "disk"])
 @pytest.mark.parametrize("expected_max", ["product", "largest"])
-def test_vgpmil_agrees(expected_max):
+def test_vgpmil_agrees(expected_max, store):
     bags = gpmil.simulate.cohort(n_bags=16, n_features=16, seed=3)
     settings = {"expected_max": expected_max, "n_inducing": 40, "random_state": 1, "max_iter": 60}
-    cpu, gpu = (gpmil.VGPMIL(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    cpu = gpmil.VGPMIL(**settings, device="cpu").fit(bags)
+    gpu = gpmil.VGPMIL(**settings, device="cuda", store=store).fit(bags)
     assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-6
     assert relative_error(gpu.elbo_trace_, cpu.elbo_trace_) < 1e-8
     a, b = cpu.predict_instances(bags), gpu.predict_instances(bags)
@@ -156,6 +161,89 @@ def test_the_fused_sweep_equals_its_plain_twin(dtype, tolerance, strength):
     assert fast is not None
     assert float((fast[0] - slow[0]).norm() / slow[0].norm()) < tolerance
     assert np.allclose(fast[1], slow[1], rtol=tolerance)
+
+
+def chunk_on_gpu(strength=0.9, dtype="float32", **changed):
+    """One piece of a cohort on the GPU, and a place where to look at it."""
+    bags = gpmil.simulate.cohort(n_bags=30, n_features=12, seed=3)
+    model = gpmil.VGPMILPRI(**({
+        "coupling": strength, "variance": 3.0, "lengthscale": 3.0, "mean": -0.4, "n_inducing": 37,
+        "random_state": 0, "device": "cuda", "dtype": dtype, "max_iter": 60,
+    } | changed)).fit(bags)  # fmt: skip
+    problem = model._problem(model._gp(GPU), WholeCohort(bags, GPU, bags.labels))
+    return problem.chunks[0], inference.signed(problem)
+
+
+def apart(found, expected):
+    """The relative error of what lies on the GPU."""
+    return relative_error(found.cpu(), expected.cpu())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("scale", [0.3, 1.0, 30.0])
+@torch.no_grad()
+def test_fused_derivatives_equal_their_plain_twin(dtype, scale):
+    pytest.importorskip("triton")
+    chunk, w = chunk_on_gpu(dtype=dtype)
+    w = scale * w  # far out, too, where tails are all that is left
+    found = chunk.likelihood.bound(chunk.H, w, -0.4)
+    gamma, log_z, A = chunk.likelihood.curvature(chunk.H.double() @ w - 0.4)
+    assert found[0] == pytest.approx(float(log_z), rel=1e-12)
+    assert apart(found[1], chunk.H.double().mT @ gamma) < 1e-11
+    H = chunk.H.double()
+    assert apart(found[2], A(H, H)) < (1e-10 if dtype == "float64" else 1e-5)
+    rise = chunk.likelihood.rise(chunk.H, w, -0.4)
+    assert rise[0] == found[0] and torch.equal(rise[1], found[1])
+    assert apart(chunk.times(w), H @ w) < 1e-14
+    assert apart(chunk.against(gamma), H.mT @ gamma) < 1e-12
+
+
+@pytest.mark.parametrize("tau", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("given", [all_below, some_above])
+@torch.no_grad()
+def test_fused_sums_over_the_effect_equal_their_plain_twin(tau, given):
+    pytest.importorskip("triton")
+    chunk, w = chunk_on_gpu()
+    group, tau = chunk.group, torch.tensor(tau, dtype=torch.float64, device=GPU)
+    for shift in (-3.0, 0.0, 2.0):
+        mu = chunk.times(w) + shift
+        patches = Patches.of(mu, group.sigma, group.offsets, group.row)
+        assert effect_sums.compiled_sums(patches, tau, given, True, len(mu)).served.all()
+        fast, plain = (f(patches, tau, given) for f in (over_effect, slide_effect._plain_sums))
+        for name, a, b in zip(fast._fields, fast, plain):
+            assert apart(a, b) < 1e-6, name
+    if given is all_below:
+        log_q, slope = slide_effect._below_alone(patches, tau)
+        assert apart(log_q, plain.log_z) < 1e-7
+        assert apart(slope, plain.gamma) < 1e-6
+
+
+def over_effect(patches, tau, given):
+    return slide_effect._over_effect(patches, tau, given, len(patches.mu))
+
+
+@pytest.mark.parametrize("solver", ["direct", "newton"])
+def test_a_slide_effect_agrees(solver):
+    bags = gpmil.simulate.cohort(n_bags=24, n_features=32, seed=3)
+    settings = {
+        "coupling": 0.7, "solver": solver, "n_inducing": 40, "random_state": 1, "slide_effect": 1.1,
+        "variance": 4.0, "mean": -1.0, "tol": 1e-8,
+    }  # fmt: skip
+    cpu, gpu = (pri(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert relative_error(gpu.posterior_mean_, cpu.posterior_mean_) < 1e-5
+    assert relative_error(gpu.elbo_trace_[-1], cpu.elbo_trace_[-1]) < 1e-8
+
+
+def test_seeds_of_k_means_are_those_of_the_plain_way():
+    pytest.importorskip("triton")
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(700, 9))).float()
+    assert torch.equal(inducing.spread(x.to(GPU), 24, 5).cpu(), inducing.spread(x, 24, 5))
+
+
+def test_erfcx_is_accurate():
+    x = np.concatenate([np.linspace(-20, 60, 4001), np.logspace(-9, 5, 100)])
+    found = truncated._erfcx(torch.from_numpy(x).to(GPU)).cpu().numpy()
+    np.testing.assert_allclose(found, erfcx(x), rtol=3e-13)
 
 
 def test_where_the_fused_sweep_does_not_apply():

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gpmil import extras
 from gpmil.coupling.operator import Precision
-from gpmil.fast import fused_pass
+from gpmil.fast import fused_effect, fused_pass
 
 logger = logging.getLogger("gpmil")
 WORTH = 2**18  # numbers in H from which the loop is used: below, the plain pass takes a millisecond
@@ -130,8 +130,10 @@ def over_effect() -> Any:
 def sums_effects(among: int, device: torch.device) -> bool:
     """Whether sums over a slide effect are compiled for bags out of `among` patches.
 
-    Some of a large cohort do not go another way than all of it.
+    Some of a large cohort do not go another way than all of it. On a GPU they know no derivatives.
     """
+    if device.type == "cuda":
+        return fused_pass.available() and not torch.is_grad_enabled()
     return among >= WORTH_PATCHES and device.type == "cpu" and kernels() is not None
 
 
@@ -145,6 +147,8 @@ def effect_sums(
     full: bool,
 ) -> list[Tensor]:
     """Sums over a slide effect: nodes, sums per bag and per patch, and which bags are served."""
+    if mu.is_cuda:
+        return fused_effect.sums(mu, sigma, offsets, tau, rule, rare, full)
     numbers = tuple(float(x) for x in rule)
     bags = _plain_arrays(mu, sigma, offsets)
     found = kernels().effect.sums(*bags, float(tau), numbers, rare, full)

@@ -267,6 +267,29 @@ def rise(
 
 @triton.jit
 @no_type_check
+def times(H, w, out, n, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """H w in float64, some rows per program."""
+    slab = tl.cdiv(n, tl.num_programs(0))
+    start = tl.program_id(0) * slab
+    columns = tl.arange(0, COLUMNS)
+    _mu(H, w, out, start, tl.minimum(start + slab, n), 0.0, columns, columns < M, M, ROWS, True)
+
+
+@triton.jit
+@no_type_check
+def against(H, x, partial, n, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """H'x in float64, some rows per program."""
+    slab = tl.cdiv(n, tl.num_programs(0))
+    start = tl.program_id(0) * slab
+    columns = tl.arange(0, COLUMNS)
+    inside = columns < M
+    stop = tl.minimum(start + slab, n)
+    found = _against(H, x, start, stop, columns, inside, M, COLUMNS, ROWS, True)
+    tl.store(partial + tl.program_id(0) * M + columns, found, mask=inside)
+
+
+@triton.jit
+@no_type_check
 def spread(
     distances, u, chosen, n, k, PLACES: tl.constexpr, DRAWS: tl.constexpr
 ):  # fmt: skip

@@ -39,6 +39,34 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def times(H: Float[Tensor, "n M"], w: Float[Tensor, " M"]) -> Float[Tensor, " n"]:
+    """H w in float64; from float32 on a GPU without a copy of H in between."""
+    if not _converts(H):
+        return H.double() @ w
+    from gpmil.fast import fused_kernel
+
+    n, M = H.shape
+    out, G = w.new_empty(n), programs(n, H.device)
+    fused_kernel.times[(G,)](H, w, out, n, M, power_of_two(M), ROWS, num_warps=WARPS)
+    return out
+
+
+def against(H: Float[Tensor, "n M"], x: Float[Tensor, " n"]) -> Float[Tensor, " M"]:
+    """H'x in float64, likewise."""
+    if not _converts(H):
+        return H.double().mT @ x
+    from gpmil.fast import fused_kernel
+
+    (n, M), G = H.shape, programs(len(x), H.device)
+    out = x.new_empty(G, M)
+    fused_kernel.against[(G,)](H, x.contiguous(), out, n, M, power_of_two(M), ROWS, num_warps=WARPS)
+    return out.sum(0)
+
+
+def _converts(H: Float[Tensor, "n M"]) -> bool:
+    return H.is_cuda and H.dtype == torch.float32 and H.is_contiguous() and available()
+
+
 class Pass:
     """Some bags on a GPU, and what one pass at w leaves of them."""
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpmil.fast import compiled
+from gpmil.fast import compiled, fused_pass
 from gpmil.moments.coupled import coupled_patches
 from gpmil.moments.likelihood import Family, Group, Likelihood, Traits
 from gpmil.moments.logistic import Process, State
@@ -94,13 +94,13 @@ class Chunk:
     def times(self, w: Float[Tensor, " M"]) -> Float[Tensor, " n"]:
         """H w, in float64 whatever H is stored in."""
         if self.H.dtype == torch.float64 or self.H.is_cuda:
-            return self.H.double() @ w
+            return fused_pass.times(self.H, w)
         return torch.cat([block.double() @ w for block in self.H.split(BLOCK_ROWS)])
 
     def against(self, x: Float[Tensor, " n"]) -> Float[Tensor, " M"]:
         """H'x, in float64 whatever H is stored in."""
         if self.H.dtype == torch.float64 or self.H.is_cuda:
-            return self.H.double().mT @ x
+            return fused_pass.against(self.H, x)
         blocks = zip(self.H.split(BLOCK_ROWS), x.split(BLOCK_ROWS))
         return total(H.double().mT @ part for H, part in blocks)
 
