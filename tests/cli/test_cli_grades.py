@@ -115,10 +115,15 @@ def test_types_have_a_table_and_metrics_of_their_own(place):
     [
         (["--task", "ordinal"], "grades have an order, which nobody said: --grades"),
         ([*ORDINAL, "--positive", "4"], "--positive and --negative are for two classes"),
-        (["--task", "ordinal", "--grades", "benign,3"], "'4'"),
+        (["--task", "ordinal", "--grades", "benign,3"], "'4' (4) are not among --grades benign,3"),
         (["--task", "ordinal", "--model", "VGPMIL"], "--task ordinal is for OrdinalMIL"),
         (["--task", "nominal"], "types have names, which nobody said: --classes"),
-        (["--task", "nominal", "--classes", "3,4"], "'benign'"),
+        (
+            ["--task", "nominal", "--classes", "3,4"],
+            "the labels 'benign' (5), 'Benign' (4) are not",
+        ),
+        (["--task", "ordinal", "--grades", "benign"], "grades must be a list of names"),
+        (["--task", "ordinal", "--grades", "1,2,3,4,5,6,7,8,9"], "expected 2 to 8, got 9"),
         (["--task", "ranked"], "--task must be one of binary, ordinal, nominal"),
     ],
 )

@@ -43,7 +43,7 @@ def run(
     own = read_predictions(folder)
     graded = ClassTable.read(folder)
     if graded is not None and table.labels is not None:
-        table = two_sides(table, graded.names)
+        table = two_sides(table, graded.names, "the classes of the model,")
         slides = graded.rows["slide"].tolist()
         graded = graded.told(dict(zip(slides, written(table, slides))))
     predictions = _labelled(own, table, folder, classes_of(config))

@@ -41,6 +41,11 @@ def run(wanted: MapOptions, uncertainty: str = "panel", per_class: bool = False)
     wanted = with_place(wanted, "heatmaps", found)
     files = slide_files(wanted.slides, found)
     overview = look(found, config(wanted.run), wanted.step)
+    if per_class and overview.filled[0].read().classes is None:
+        raise ValueError(
+            f"--per-class: {wanted.run} knows no grades or types. Its model was fitted to two "
+            "classes; gpmil fit --task ordinal or --task nominal keeps more apart."
+        )
     rows = slide_rows(wanted)
     card = {"command": "heatmap", "uncertainty": uncertainty} | part_of(found)
     with making(wanted, card) as work:

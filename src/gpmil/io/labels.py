@@ -110,18 +110,20 @@ def join(
 
 
 def written(
-    names: Sequence[str],
+    names: Sequence[str] | None,
     labels: TableLike,
     slide: str | None = None,
     label: str | None = None,
     patient: str | bool | None = None,
     slide_table: TableLike | None = None,
 ) -> list[str | None]:
-    """The label of every slide in `names` as it is written in the table; None without one."""
+    """The label of every slide in `names` (of all without them) as it is written in the table."""
     where, df, of_pair = read_table(labels, slide_table, slide, patient)
     columns = _columns(df, where, slide, label, patient, of_pair)
     rows, _ = _one_row_per_slide(df, columns, where)
-    values = rows["label"].reindex([key(name) for name in names])
+    values = rows["label"]
+    if names is not None:
+        values = values.reindex([key(name) for name in names])
     return [None if pd.isna(value) else str(value) for value in values]
 
 

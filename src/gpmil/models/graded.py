@@ -27,9 +27,13 @@ class GradedClassifier(SeveralClasses):
     def _encoded(self, values: Any, names: np.ndarray) -> Graded:
         return grade_labels.encode(values, self.grades, names)
 
+    def check_named_classes(self) -> None:
+        """Insist on names of two to eight grades."""
+        grade_labels.check_names(self.grades)
+
     def _check_grade_settings(self) -> None:
         if self.grades is not None:
-            grade_labels.check_names(self.grades)
+            self.check_named_classes()
         one_of("cost", self.cost, COSTS)
         if self.cost == "kappa" and not getattr(self, "calibrated", False):
             raise ValueError(

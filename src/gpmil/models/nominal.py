@@ -60,6 +60,10 @@ class TypedGP(SeveralGP):
         """A new model of "positive or not", labels 0 and 1, at the settings learned here."""
         return super().with_settings_fixed().set_params(classes=None)
 
+    def check_named_classes(self) -> None:
+        """Insist on different names, the negative class first."""
+        types.check_names(self.classes)
+
     def _encoded(self, values: Any, names: np.ndarray) -> Graded:
         return types.encode(values, self.classes, names)
 
@@ -91,7 +95,7 @@ class TypedGP(SeveralGP):
     def _check_settings(self) -> None:
         super()._check_settings()
         if self.classes is not None:
-            types.check_names(self.classes)
+            self.check_named_classes()
 
     def _saved_besides(self) -> tuple[Arrays, Card]:
         arrays, card = super()._saved_besides()

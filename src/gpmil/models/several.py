@@ -36,6 +36,10 @@ class SeveralClasses(BagClassifier):
         """The classes as settings name them, the negative one first; None: 0, 1, ..."""
         return getattr(self, self.WORD)
 
+    def check_named_classes(self) -> None:
+        """Insist on different names, as many as the model can have."""
+        raise NotImplementedError
+
     def _encoded(self, values: Any, names: np.ndarray) -> Graded:
         raise NotImplementedError
 
