@@ -14,6 +14,7 @@ import numpy as np
 from real_data import DATA, SETS, read
 
 import gpmil
+from gpmil.runs.naming import far
 from gpmil.show import heatmaps, plots
 
 SETTINGS = ("variance", "lengthscale", "mean", "coupling", "slide_effect")
@@ -77,7 +78,7 @@ def figure(name, model, bag):
         truth=truth,
         box=(2.3, 2.6),
         title=f"{bag.names[0]} ({name})",
-        about=[f"{said}; called {call}, probability {p:.3g} ({between})"],
+        about=[f"{said}; called {call}, probability {p:.3g} ({between})", *far(found.novelty[0])],
     )
 
 

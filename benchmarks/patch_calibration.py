@@ -8,7 +8,7 @@ ten bins, over the patches whose label is known, and what else is known of them,
 
 * model: the probability that the model states;
 * unlike: that from slide labels alone (`gpmil.decide.unlike`), offered or not, with its share pi,
-  its check and in how many folds it is offered.
+  its two checks and in how many folds it is offered.
 
 Settings are learned in every fold unless `--set` gives them.
 """
@@ -38,7 +38,7 @@ def fold(bags, settings, train, test):
     known = model.cross_fit_.unlike
     within = known.probability(found.instances.p_value)
     unlike = within * found.proba[bags[test].bag_index, 1]
-    facts = known.share, known.misfit, known.supported
+    facts = known.share, known.misfit, known.same_kind[0], known.supported
     return test, found.instances.probability, unlike, facts
 
 
@@ -71,9 +71,10 @@ def study(args, name):
                 pooled[:, np.isin(bags.bag_index, test)] = both
         for kind, values in zip(tables, pooled):
             tables[kind].append(judge(truth, values[known]))
-    share, misfit, offered = np.array([d[3] for d in done], dtype=float).T
+    share, misfit, same, offered = np.array([d[3] for d in done], dtype=float).T
     print(
-        f"{name}: pi {share.mean():.2f}, check {misfit.mean():.3f} (largest {misfit.max():.3f}), "
+        f"{name}: pi {share.mean():.2f}, flatness {misfit.mean():.3f} (largest "
+        f"{misfit.max():.3f}), like in tissue of a kind {same.min():.2f} to {same.max():.2f}, "
         f"offered in {offered.sum():.0f} of {len(done)} folds"
     )
     for kind, table in tables.items():

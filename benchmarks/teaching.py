@@ -7,9 +7,10 @@
 Five folds (patients kept together where they are known), predictions of the folds pooled, means
 over fold seeds. Clicks are labels of random patches of positive training images, the first ones
 among the next. Settings, the slide effect included, are learned without labels and kept
-(`update`), or learned again with the labels in. `--ways alone tumour other`: what labels do to
-slides if these are not averaged with those of the fit without labels, all labels and either kind
-of them. `--times`: how long an update takes, SICAPv2 and 22,023 patches.
+(`update`), or learned again with the labels in. `--ways calibrated`: at the settings kept, with
+calibrated=True, which fits five more models. `--ways alone tumour other`: what labels do to slides
+if these are not averaged with those of the fit without labels, all labels and either kind of them.
+`--times`: how long an update takes, SICAPv2 and 22,023 patches.
 """
 
 import argparse
@@ -34,6 +35,7 @@ NAMES = ("simulated", "sicapv2", "colon", "glas")
 CLICKS = (0, 20, 50, 100)
 WAYS = {
     "kept": "settings kept",
+    "calibrated": "kept, calibrated",
     "again": "learned again",
     "alone": "slides by the taught patches alone",
     "tumour": "the same with labels 1 alone",
@@ -105,6 +107,9 @@ def updated(model: gpmil.VGPMILPRI, told: gpmil.Bags, way: str) -> gpmil.VGPMILP
     """The model with some of the labels; `way` as in WAYS."""
     if way == "kept":
         return model.update(told)
+    if way == "calibrated":
+        more = {"calibrated": True, "instance_labels": "use"}
+        return model.with_settings_fixed().set_params(**more).fit(told)
     known = told.instance_labels.copy()
     if way in ("tumour", "other"):
         known[known != (1 if way == "tumour" else 0)] = -1
@@ -168,7 +173,7 @@ def picture(rows: list[dict], path: Path) -> None:
     shown = ("patch AP", "patch calibration error", "slide AUC")
     fig, axes = plt.subplots(1, len(shown), figsize=(11, 3.4), layout="constrained")
     for number, name in enumerate(dict.fromkeys(r["set"] for r in rows)):
-        for way, style in (("kept", ":"), ("again", "-")):
+        for way, style in (("kept", ":"), ("calibrated", "-"), ("again", "--")):
             mine = [r for r in rows if r["set"] == name and (r["way"] == way or not r["clicks"])]
             if not any(r["clicks"] for r in mine):
                 continue

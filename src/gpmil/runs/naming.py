@@ -69,7 +69,7 @@ def interval(row: Row) -> str:
 
 
 def heading(row: Row, config: Mapping[str, Any]) -> list[str]:
-    """What is above the map of a slide: its class, the call, the probability and the decision."""
+    """What is above the map of a slide: its class, call, probability, decision, and novelty."""
     words = class_words(config)
     label = row.get("label", math.nan)
     said = [f"is {words[int(label)]}"] if label in (0, 1) else ["of unknown class"]
@@ -77,7 +77,21 @@ def heading(row: Row, config: Mapping[str, Any]) -> list[str]:
     if between := interval(row):
         probability += f" ({100 * LEVEL:g} % interval {between})"
     said += [probability, decided(row, words)]
-    return ["; ".join(word for word in said if word)]
+    return ["; ".join(word for word in said if word), *far(row.get("novelty", math.nan))]
+
+
+def far(novelty: float) -> list[str]:
+    """A warning above a map of tissue that the model has not seen the like of.
+
+    >>> far(0.7), far(2.34)
+    ([], ['beyond the training range (novelty 2.34, up to 1 is within): what the map says is a guess'])
+    """
+    if not novelty > 1:
+        return []
+    return [
+        f"beyond the training range (novelty {novelty:.3g}, up to 1 is within): what the map says "
+        "is a guess"
+    ]
 
 
 def rate_of(config: Mapping[str, Any]) -> float | None:

@@ -142,6 +142,8 @@ def colour_bar(figure: Figure, ax: Axes, image: ScalarMappable, label: str) -> N
     if low is not None and high is not None:  # few numbers: narrow panels have no room for more
         ticks = [low, (low + high) / 2, high]
         bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
+        for text, side in zip(ax.get_xticklabels(), ("left", "center", "right")):
+            text.set_horizontalalignment(side)  # not into the bar of the next panel
     ax.tick_params(labelsize=FONT - 2, colors=MUTED, length=2, width=0.6)
     ax.set_xlabel(label, fontsize=SMALL, color=MUTED, labelpad=1)
 

@@ -11,10 +11,9 @@ const ANCHORS = {
   magma:
     "000004 0a0822 1d1147 36106b 51127c 6a1c81 832681 9c2e7f b73779 " +
     "d0416f e75263 f56b5c fc8961 fea772 fec488 fde2a3 fcfdbf",
-  // of suspicion: as in the heat maps, more and more opaque up to p = 0.1
+  // of suspicion, as in the heat maps
   flame: "ffffcc ffeda0 fed976 feb24c fd8d3c fc4e2a e31a1c bd0026 800026",
 };
-const FADING = { flame: 3 }; // how fast low values become opaque
 export const SIZE = 256;
 export const MARKED = [213, 94, 0]; // as in the GeoJSON for QuPath
 
@@ -37,10 +36,12 @@ function interpolate(anchors, fading) {
 
 const tables = {};
 
-// 256 packed colours from low to high.
-export function table(name) {
-  tables[name] ??= interpolate(ANCHORS[name].split(" ").map(channels), FADING[name]);
-  return tables[name];
+// 256 packed colours from low to high; with `fading` low values are transparent, opaque from
+// 1 / fading of the scale on, so that tissue is seen where there is nothing to see.
+export function table(name, fading = 0) {
+  const key = `${name} ${fading}`;
+  tables[key] ??= interpolate(ANCHORS[name].split(" ").map(channels), fading);
+  return tables[key];
 }
 
 export function css(word) {

@@ -20,6 +20,7 @@ export const LAYERS = {
     title: "Suspicion: p-value, how unlike tissue of negative slides",
     column: "p_value",
     colours: "flame",
+    fading: 3,
     ticks: () => [[0, "1"], [1 / 3, "0.1"], [2 / 3, "0.01"], [1, "0.001"]],
     unit: (p) => Math.log10(Math.max(p, SMALLEST_P)) / Math.log10(SMALLEST_P),
   },
@@ -27,6 +28,7 @@ export const LAYERS = {
     name: "Probability",
     title: "Probability",
     column: "probability",
+    fading: 4,
     ticks: ({ top }) => upTo(top),
     unit: (p, { top }) => p / top,
   },
@@ -41,6 +43,7 @@ export const LAYERS = {
     name: "Unlike negative slides",
     title: "Probability, by slide labels alone, of being unlike negative slides",
     column: "unlike",
+    fading: 4,
     ticks: ({ top }) => upTo(top),
     unit: (p, { top }) => p / top,
   },
@@ -76,6 +79,11 @@ export function niceTop(value) {
   return [1, 2, 5, 10].map((k) => k * power).find((top) => top >= value * (1 - 1e-9)) ?? 1;
 }
 
+function shades(look) {
+  const { colours, fading } = LAYERS[look.layer];
+  return table(colours ?? look.colours, fading);
+}
+
 // The packed colour of a patch, 0 where it is not shown: as the layer has it, and where patches of
 // its grade or type are shown.
 function painter(map, look, flagged) {
@@ -86,8 +94,8 @@ function painter(map, look, flagged) {
 }
 
 function layerPainter(map, look, flagged) {
-  const { unit, colours: own } = LAYERS[look.layer];
-  const colours = table(own ?? look.colours);
+  const { unit } = LAYERS[look.layer];
+  const colours = shades(look);
   if (look.layer === "flags") {
     const marked = packed(...MARKED);
     return (i) => (flagged?.[i] && map.probability[i] >= look.threshold ? marked : 0);
@@ -309,7 +317,7 @@ function frame(context, colours, x, y, width, height) {
 }
 
 function drawRamp(context, look, x, y, wide) {
-  const ramp = table(LAYERS[look.layer].colours ?? look.colours);
+  const ramp = shades(look);
   for (let k = 0; k < wide; k++) {
     context.fillStyle = css(ramp[Math.floor((k / wide) * SIZE)]);
     context.fillRect(x + k, y, 1.5, 10);
