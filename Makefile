@@ -27,7 +27,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Damaged files per target of `make fuzz`.
 CASES ?= 10000
 
-.PHONY: help demo paper test fuzz lint format docs bench studies clean
+.PHONY: help demo paper proof test fuzz lint format docs bench studies clean
 .DELETE_ON_ERROR:
 
 help:
@@ -79,7 +79,7 @@ studies: .venv/.stamp-dev
 		echo "$$script"; $(BIN)/python "$$script" $(ARGS); done
 
 clean:
-	rm -rf build dist site docs/_made demo paper paper-parts .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site docs/_made demo paper paper-parts proof proof-parts .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment that is already there is used, not made anew.

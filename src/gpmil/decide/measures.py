@@ -154,7 +154,7 @@ def rank_measures(ranked: Ranked, c: Weights, n_bins: int, binning: Binning) -> 
 def sensitivities(
     ranked: Ranked, c: Weights, n_bags: float, false_per_bag: Sequence[float]
 ) -> Float[np.ndarray, " rates"]:
-    """The share of positives above the lowest threshold with at most so many false ones a bag."""
+    """The share of positives above the lowest threshold with at most so many false ones per bag."""
     rows, true = counted(ranked, c)
     # rows are counted from the highest score down: false ones only become more
     allowed = np.searchsorted(rows - true, np.multiply(false_per_bag, n_bags), side="right")

@@ -51,7 +51,7 @@ def parts(plan: Plan) -> Iterator[Part]:
     for n_features, n_bags, n_test in _sizes(plan.quick):
         for seed in range(min(plan.seeds, MOST_SEEDS.get(n_bags, 1))):
             cohort = drawn(n_features, n_bags, n_test, seed)
-            for method in methods.on_chains(n_features, plan.quick):
+            for method in methods.on_chains(plan.quick):
                 if plan.wants(method.key) or method.key == BAYES:
                     yield Part(cohort, cohort.fingerprint(), method, seed, flags=False)
 

@@ -51,7 +51,7 @@ def without_positions(quick: bool = False) -> list[Method]:
     ]
 
 
-def on_chains(n_features: int, quick: bool = False) -> list[Method]:
+def on_chains(quick: bool = False) -> list[Method]:
     """For shifted means: chains of instances, of which one feature tells."""
     small = {"n_inducing": 40, "tuning_budget": 6} if quick else {}
     settings = small | CPU
@@ -61,14 +61,14 @@ def on_chains(n_features: int, quick: bool = False) -> list[Method]:
             "VGPMIL-PR-I, columns screened",
             lambda seed: ScreenedMIL(VGPMILPRI(random_state=seed, **settings)),
             settings=LEARNED,
-            effort=10.0,
+            effort=5.0,
         ),
         Method(
             "screened-beside",
             "VGPMIL-PR-I, columns screened with neighbours",
             lambda seed: ScreenedMIL(VGPMILPRI(random_state=seed, **settings), neighbours=True),
             settings=LEARNED,
-            effort=10.0,
+            effort=5.0,
         ),
         Method(
             "screened-smooth",
@@ -82,14 +82,14 @@ def on_chains(n_features: int, quick: bool = False) -> list[Method]:
         "VGPMIL-PR-I, a length per column",
         _maker(VGPMILPRI, lengthscale="ard", **settings),
         settings=LEARNED,
-        effort=15.0,
+        effort=8.0,
     )
     return [
         Method("bayes", "Bayes", lambda seed: BayesOfShiftedMean(), effort=0.01),
-        Method("pri", "VGPMIL-PR-I", _maker(VGPMILPRI, **settings), settings=LEARNED, effort=10.0),
-        *([ard] if n_features <= 64 else []),
+        Method("pri", "VGPMIL-PR-I", _maker(VGPMILPRI, **settings), settings=LEARNED, effort=5.0),
+        ard,
         *screened,
-        Method("pr", "VGPMIL-PR", _maker(VGPMILPR, **settings), settings=LEARNED, effort=10.0),
+        Method("pr", "VGPMIL-PR", _maker(VGPMILPR, **settings), settings=LEARNED, effort=5.0),
         *networks(quick),
     ]
 

@@ -17,7 +17,7 @@ from gpmil.show.raster import Coords, Layout, Values, lay_out
 
 
 class SlideMaps(NamedTuple):
-    """A slide of `comparison`: its patches, the truth, one array of probabilities a model."""
+    """A slide of `comparison`: its patches, the truth, one array of probabilities per model."""
 
     name: str
     coords: Coords
