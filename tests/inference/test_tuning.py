@@ -197,20 +197,35 @@ def test_some_bags_keep_their_folds(mixed, Z):
     assert objective.value(some, POINTS[0])[0] == objective.value(again, POINTS[0])[0]
 
 
-def test_a_pilot_has_both_classes_and_fewer_points(bags, Z, monkeypatch):
-    cohort = cohort_of(bags, Z)
-    assert tuning.pilot(cohort, 0) is cohort
+def test_a_pilot_has_both_classes_and_a_large_cohort_fewer_points(bags, Z, monkeypatch):
+    every = cohort_of(bags, Z)
+    assert tuning.fewer_points(every, 0) is every and tuning.pilot(every, 0) is every
     monkeypatch.setattr(tuning, "SMALL", 0)
     monkeypatch.setattr(tuning, "PILOT_BAGS", 4)
     monkeypatch.setattr(tuning, "PILOT_ROWS", 20)
-    monkeypatch.setattr(tuning, "PILOT_POINTS", 3)
+    monkeypatch.setattr(tuning, "POINTS", 3)
+    cohort = tuning.fewer_points(every, 0)
+    assert len(cohort.inducing) == 3 and cohort.n_bags == len(bags)
     small = tuning.pilot(cohort, 0)
     assert len(small.inducing) == 3 and 4 <= small.n_bags < len(bags)
     assert 0 < small.positive.sum() < small.n_bags
     found = tuning.search(small, Space({}, 2.0), 10)
-    whole = tuning.finished(found, cohort)
-    assert whole.cohort is cohort and 1 <= len(whole.trace) <= tuning.MOST_LAST
+    whole = tuning.on_all(found, cohort)
+    assert whole.cohort is cohort and len(whole.trace) == 1
     assert whole.trace[0].settings == pytest.approx(found.best.settings)
+    judged = whole.best.objective
+    tuning.finished(whole)
+    assert 2 <= len(whole.trace) <= 2 + tuning.MOST_LAST and whole.best.objective >= judged
+
+
+def test_the_last_value_of_a_budget_comes_without_its_gradient(bags, Z, monkeypatch):
+    asked = []
+    whole = objective.gradient
+    monkeypatch.setattr(tuning, "gradient", lambda *a: asked.append(a[1]) or whole(*a))
+    for budget, gradients in ((8, 1), (10, 1)):  # six starts; two follow a gradient in the second
+        asked.clear()
+        found = tuning.search(cohort_of(bags, Z), Space({}, 2.0), budget)
+        assert len(asked) == gradients and len(found.trace) <= 6 + gradients + budget - 8
 
 
 def test_another_kernel_keeps_nothing_of_the_first(bags, Z):

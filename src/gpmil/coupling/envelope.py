@@ -12,9 +12,12 @@ import numpy as np
 from numba import njit
 
 FUSED = {"contract"}  # a * b + c in one step
+# What Python calls, and what only loops call; wrappers that nobody needs take time to compile.
+DOOR = {"error_model": "numpy", "no_cfunc_wrapper": True, "nogil": True, "cache": True}
+INNER = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**DOOR)
 @no_type_check
 def entries(start, column, first, size):
     """How many entries the envelope of some bags has."""
@@ -28,7 +31,7 @@ def entries(start, column, first, size):
     return total
 
 
-@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def factor(start, column, weight, degree, first, size, strength, n_entries):
     """L in P = L L' of some bags, one after the other.
@@ -39,7 +42,7 @@ def factor(start, column, weight, degree, first, size, strength, n_entries):
     """
     rows = size.sum()
     low, at, L = np.empty(rows, np.int64), np.zeros(rows + 1, np.int64), np.zeros(n_entries)
-    row = 0
+    row = np.int64(0)  # a plain 0 is a type of its own, and all below would be compiled for it
     for b in range(len(first)):
         for i in range(size[b]):
             own = first[b] + i
@@ -59,7 +62,7 @@ def factor(start, column, weight, degree, first, size, strength, n_entries):
     return low, at, L
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _eliminate(low, at, L, row, i):
     """Row i of P becomes that of L: L_ij = (P_ij - sum_k L_ik L_jk) / L_jj."""
@@ -72,12 +75,12 @@ def _eliminate(low, at, L, row, i):
         line[j - mine] = total / other[j - theirs] if j < i else np.sqrt(total)
 
 
-@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def invert(low, at, L, size, sigma):
     """Write Sigma_b into the zeros of sigma, unit rows behind it; log|Sigma_b| of every bag."""
-    logdet = np.empty(len(size))
-    row = 0
+    logdet, lower = np.empty(len(size)), len(size) > 0  # no constant, for the same reason
+    row = np.int64(0)
     for b in range(len(size)):
         n, S = size[b], sigma[b]
         total = 0.0
@@ -87,10 +90,10 @@ def invert(low, at, L, size, sigma):
         # L^-1, which is lower triangular
         for i in range(n):
             S[i, i] = 1.0
-            _forward(low, at, L, row, i, S, True)
+            _forward(low, at, L, row, i, S, lower)
         # the lower half of Sigma = L^-T L^-1, then the other one
         for i in range(n - 1, -1, -1):
-            _backward(low, at, L, row, i, S, True)
+            _backward(low, at, L, row, i, S, lower)
         for i in range(n):
             for c in range(i):
                 S[c, i] = S[i, c]
@@ -100,22 +103,22 @@ def invert(low, at, L, size, sigma):
     return logdet
 
 
-@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def smooth(low, at, L, size, V, H):
     """V = W becomes L^-1 W, and H = Sigma W = L^-T V; rows as in L, columns side by side."""
-    row = 0
+    row, lower = np.int64(0), len(size) == 0
     for b in range(len(size)):
         own, out = V[row : row + size[b]], H[row : row + size[b]]
         for i in range(size[b]):
-            _forward(low, at, L, row, i, own, False)
+            _forward(low, at, L, row, i, own, lower)
         out[:] = own
         for i in range(size[b] - 1, -1, -1):
-            _backward(low, at, L, row, i, out, False)
+            _backward(low, at, L, row, i, out, lower)
         row += size[b]
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _forward(low, at, L, row, i, S, lower):
     """Row i of L^-1 S, those before it done; `lower`: S is zero above its diagonal and stays so."""
@@ -126,7 +129,7 @@ def _forward(low, at, L, row, i, S, lower):
     _scale(line, 1 / L[begin + i])
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _backward(low, at, L, row, i, S, lower):
     """Row i of L^-T S, those behind it done, taken out of the rows before it."""
@@ -137,21 +140,21 @@ def _backward(low, at, L, row, i, S, lower):
         _less(_of(S, j, lower), L[begin + j], line)
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _of(S, i, lower):
     """Row i, as far as the diagonal or all of it."""
     return S[i, : i + 1] if lower else S[i, :]
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _scale(row, factor):
     for c in range(len(row)):
         row[c] *= factor
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _less(row, factor, other):
     """row -= factor other, as far as the shorter of them goes."""

@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.passes import DOUBTFUL
-from gpmil.fast.tails import ANY_ORDER, FUSED, LARGEST, ROOT_HALF, below, tail
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, LARGEST, ROOT_HALF, below, tail
 
 TOGETHER = 128  # numbers multiplied before a logarithm is taken of them: .0078^128 = 1e-270
 ROOT_2 = 1 / ROOT_HALF
@@ -32,7 +32,7 @@ NOTHING = -36.0  # log of a term, to the largest, that no sum shows: e^-36 = 2e-
 
 
 # --- A bag at one s -------------------------------------------------------------------------------
-@njit(fastmath=ANY_ORDER, error_model="numpy")
+@njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def _some(bag, s, start, stop):
     """z = t / sqrt 2 and h of some patches; what they add to log q, G and C."""
@@ -53,7 +53,7 @@ def _some(bag, s, start, stop):
     return math.log(product) - squares, ROOT_2 * G, 2 * C
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _beyond(bag):
     """What log q, G and C lack where z > LARGEST; h is set right there. And the largest z."""
@@ -71,7 +71,7 @@ def _beyond(bag):
     return log_q, ROOT_2 * G, 2 * C, z.max()
 
 
-@njit(fastmath=ANY_ORDER, error_model="numpy")
+@njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def _log_q_near_one(z):
     """log q where it is nearly 0: the sum keeps all digits of 1 - q."""
@@ -83,7 +83,7 @@ def _log_q_near_one(z):
     return -total
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def given(bag, s, rare):
     """log z(s), f, G and d2 log z / ds2, and whether all is within range; `rare`: z = 1 - q."""
@@ -108,7 +108,7 @@ def given(bag, s, rare):
 
 
 # --- Which nodes ----------------------------------------------------------------------------------
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _mode(bag, tau, rare, most):
     """The mode of the integrand, its width, and the bag there: log z, its two derivatives in s."""
@@ -138,16 +138,16 @@ def _mode(bag, tau, rare, most):
     return sign * size, width, log_z, slope, bend, fine
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
-def _fall(bag, mode, end, log_z, slope, bend):
+def _fall(bag, mode, end, log_z, slope, bend, rare):
     """Within which distance q falls from one to zero, and whether all is within range."""
     further = slope / max(abs(bend), LEAST) * -math.log(max(-log_z, LEAST))
-    _, _, G, bend, fine = given(bag, min(mode + max(further, 0.0), end), False)
+    _, _, G, bend, fine = given(bag, min(mode + max(further, 0.0), end), rare)
     return 0.75 * G / max(abs(bend), LEAST), fine
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def find_nodes(bag, sigma, tau, rule, rare):
     """first, many, step, mode, width, top, certain as slide_effect.py has them; all in range."""
@@ -164,7 +164,7 @@ def find_nodes(bag, sigma, tau, rule, rare):
     sure = -sure if falls else -math.inf
     if falls:
         end = mode + width * reach
-        fall, within = _fall(bag, mode, end, log_z, slope, bend)
+        fall, within = _fall(bag, mode, end, log_z, slope, bend, rare)
         narrow, fine = max(narrow, min(fall, least)), fine and within
     finest *= min(width, 1 / math.sqrt(tau**-2 + narrow**-2))
     step = 2 ** (np.floor(levels * math.log2(finest)) / levels)
@@ -177,7 +177,7 @@ def find_nodes(bag, sigma, tau, rule, rare):
 
 
 # --- Sums -----------------------------------------------------------------------------------------
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _add_slope(h, weight, pulled):
     """What one node adds to d log z / dmu, but for 1 / sigma."""
@@ -185,7 +185,7 @@ def _add_slope(h, weight, pulled):
         pulled[i] += weight * h[i]
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _add_all(z, h, f, weights, rows):
     """What one node adds per patch, but for powers of sigma."""
@@ -200,7 +200,7 @@ def _add_all(z, h, f, weights, rows):
         bent[i] += w1 * pull
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def over_nodes(bag, tau, at, rare, full, total, rows):
     """The sums of one bag over its nodes, and how many counted; -1 if one was out of range."""
@@ -231,7 +231,7 @@ def over_nodes(bag, tau, at, rare, full, total, rows):
     return int(many)
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _keep(sigma, full, rows, start, by_row):
     """Sums per patch with their powers of sigma."""
@@ -245,7 +245,7 @@ def _keep(sigma, full, rows, start, by_row):
             by_row[4, start + i] = bent[i] / sigma[i]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**DOOR)
 @no_type_check
 def sums(mu, sigma, offsets, tau, rule, rare, full):
     """Nodes, sums per bag and per patch, and which bags are served.

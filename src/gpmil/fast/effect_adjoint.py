@@ -19,12 +19,12 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.effect import ROOT_2, given
-from gpmil.fast.tails import ANY_ORDER, FUSED, ROOT_HALF
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, ROOT_HALF
 
 SERIES = 20.0  # t above which d2 h / dt2 cancels and its series in 1/t takes over
 
 
-@njit(fastmath=ANY_ORDER, error_model="numpy")
+@njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def _products(z, h, bars):
     """sum_i h r0 + v r1, and of r2 (h - t), h r3 and h r4."""
@@ -39,7 +39,7 @@ def _products(z, h, bars):
     return pulled, mean, low, bent
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _hand_back(bag, bars, weights, out):
     """What one node adds to the adjoints of t, and to those of sigma but for -1 / sigma."""
@@ -64,7 +64,7 @@ def _hand_back(bag, bars, weights, out):
         of_sigma[i] += by_t * t + by_h * h[i] + 2 * by_v * v - by_gap * gap
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _over_nodes(bag, tau, at, rare, b, bars, out):
     """The adjoints of one bag, and that of log tau."""
@@ -89,7 +89,7 @@ def _over_nodes(bag, tau, at, rare, b, bars, out):
     return by_log_tau
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**DOOR)
 @no_type_check
 def adjoints(mu, sigma, offsets, tau, nodes, served, rare, by_bag, by_row):
     """Adjoints of mu, sigma and tau from those of the sums of the bags that are served."""

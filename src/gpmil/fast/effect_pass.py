@@ -18,13 +18,13 @@ from numba import njit
 
 from gpmil.fast.effect import UNDERFLOW, find_nodes, over_nodes
 from gpmil.fast.passes import against, times
-from gpmil.fast.tails import ROOT_HALF
+from gpmil.fast.tails import DOOR, INNER, ROOT_HALF
 
 ROOT_2PI = math.sqrt(2 * math.pi)
 
 
 # --- Averages over the effect ---------------------------------------------------------------------
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _before(tau, at):
     """The sum over the lattice before the first node, where q = 1: slide_effect.sum_before."""
@@ -36,7 +36,7 @@ def _before(tau, at):
     return (whole + math.exp(-a * a / 2) * more) * math.exp(-top) / d
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _average(bag, sigma, tau, rule, rare, pulled):
     """log of int N(s) z(s) ds, and whether it is in range; `pulled` becomes its gradient in mu."""
@@ -46,7 +46,7 @@ def _average(bag, sigma, tau, rule, rare, pulled):
     fine = fine and at[5] > UNDERFLOW
     if fine:
         rows = (pulled, pulled, pulled, pulled, pulled)
-        fine = over_nodes(bag, tau, at, rare, False, total, rows) >= 0
+        fine = over_nodes(bag, tau, at, rare, tau < 0, total, rows) >= 0
     if not fine:
         return 0.0, False
     step, top, whole = at[2], at[5], total[0]
@@ -58,7 +58,7 @@ def _average(bag, sigma, tau, rule, rare, pulled):
     return min(top + math.log(step * whole / (tau * ROOT_2PI * density)), 0.0), True
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _gather(mu, sigma, known, chosen, bag, own):
     """Known patches, or all as if they were negative, as effect.py takes them; how many."""
@@ -72,7 +72,7 @@ def _gather(mu, sigma, known, chosen, bag, own):
     return k
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _first(bag, k):
     """The first k patches."""
@@ -80,15 +80,15 @@ def _first(bag, k):
 
 
 # --- A bag ----------------------------------------------------------------------------------------
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _told(mu, sigma, known, tau, rule, room, pulled, gamma):
     """log Q_L with its gradient as `gamma`, whether it is in range, whether one is positive."""
     bag, own = room
-    positive = False
-    k = _gather(mu, sigma, known, True, bag, own)
+    positive, yes, no = False, tau >= 0, tau < 0
+    k = _gather(mu, sigma, known, yes, bag, own)
     gamma[:] = 0
-    log_q, fine = _average(_first(bag, k), own[:k], tau, rule, False, pulled[:k])
+    log_q, fine = _average(_first(bag, k), own[:k], tau, rule, no, pulled[:k])
     k = 0
     for i in range(len(mu)):
         if known[i] >= 0:
@@ -96,21 +96,21 @@ def _told(mu, sigma, known, tau, rule, room, pulled, gamma):
     return log_q, fine, positive
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _positive(mu, sigma, known, tau, rule, room, pulled, gamma, near_one):
     """log Z of a positive bag with its gradient as `gamma`, and whether it is in range."""
-    bag, own = room
+    (bag, own), yes, no = room, tau >= 0, tau < 0
     n, told, any_known = len(mu), 0.0, known.max() >= 0
     gamma[:] = 0
     if any_known:
         told, fine, explained = _told(mu, sigma, known, tau, rule, room, pulled, gamma)
         if explained or not fine:
             return told, fine
-    _gather(mu, sigma, known, False, bag, own)
-    log_q, fine = _average(_first(bag, n), own[:n], tau, rule, False, pulled)
+    _gather(mu, sigma, known, no, bag, own)
+    log_q, fine = _average(_first(bag, n), own[:n], tau, rule, no, pulled)
     if fine and not any_known and log_q > near_one:
-        return _average(_first(bag, n), own[:n], tau, rule, True, gamma)
+        return _average(_first(bag, n), own[:n], tau, rule, yes, gamma)
     if not fine or log_q - told > near_one:
         return 0.0, False
     log_z = told + math.log(-math.expm1(log_q - told))
@@ -122,7 +122,7 @@ def _positive(mu, sigma, known, tau, rule, room, pulled, gamma, near_one):
 
 
 # --- All bags -------------------------------------------------------------------------------------
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**DOOR)
 @no_type_check
 def rise(H, sigma, offsets, positive, known, w, c, tau, rule, near_one):
     """sum_b log Z_b, its gradient in w, mu, and which bags are in both."""
@@ -141,8 +141,8 @@ def rise(H, sigma, offsets, positive, known, w, c, tau, rule, near_one):
             told = known[start:stop]
             log_z, fine = _positive(m, own, told, tau, rule, room, pulled, gamma, near_one)
         else:
-            _gather(m, own, known[start:stop], False, *room)
-            log_z, fine = _average(_first(room[0], n), own, tau, rule, False, gamma)
+            _gather(m, own, known[start:stop], tau < 0, *room)
+            log_z, fine = _average(_first(room[0], n), own, tau, rule, tau < 0, gamma)
         served[b] = fine
         if fine:
             total += log_z

@@ -12,10 +12,10 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.sites import bends, pulls
-from gpmil.fast.tails import ANY_ORDER, FUSED, ROOT_HALF, tail
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, ROOT_HALF, tail
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def nodes(s, fall, effect, rule):
     """Values of the effect, and log ds between them."""
@@ -35,7 +35,7 @@ def nodes(s, fall, effect, rule):
     return at, log_ds
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _next(pull, a, last_a, last_f, remembers):
     """a becomes pull - g (da + df), f = pull - a and g = argmin |f - g df| in every column."""
@@ -57,7 +57,7 @@ def _next(pull, a, last_a, last_f, remembers):
             a[i, j] = pull[i, j] - g[j] * step
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def solved(C, M, nu, var, left, inside, passes):
     """x = M + C a with a = lambda'(x) after some passes; a'C a in every column; the largest t."""
@@ -77,7 +77,7 @@ def solved(C, M, nu, var, left, inside, passes):
     return x, pulled, top
 
 
-@njit(fastmath=ANY_ORDER, error_model="numpy")
+@njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def _moved(V, tau):
     """1 - V tau."""
@@ -90,7 +90,7 @@ def _moved(V, tau):
     return out
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _more_than_two(whole, second, shared):
     """Rings of three and more at some s from those without constraints."""
@@ -105,7 +105,7 @@ def _more_than_two(whole, second, shared):
     return q * second * at_s / (-math.log1p(-e) / 2 - e / 2 - e * e / 4)
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _bound(mu, prior, d):
     """min_i log Phi(-(mu_i + d) / sd_i)."""
@@ -118,7 +118,7 @@ def _bound(mu, prior, d):
     return math.log(tail(z)[0]) - max(z, 0.0) ** 2
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _pairs(C, free, B, third):
     """Rings of two and c3 in every column; how B and `free`, its limit, make rings of two."""
@@ -141,7 +141,7 @@ def _pairs(C, free, B, third):
     return added, shared, limit
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _profile(C, at, s, mean, moved, sites, passes):
     """log E[prod_i r_i] but for rings of more than two, those that B makes, and the largest t."""
@@ -163,7 +163,7 @@ def _profile(C, at, s, mean, moved, sites, passes):
     return f, shared, limit, top
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**DOOR)
 @no_type_check
 def over_effect(V, tau, nu, mean, mu, prior, s, log_gauss, log_p, effect, rule, passes):
     """log P, the rings of more than two in it, and the largest t."""

@@ -11,7 +11,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.tails import ANY_ORDER, FUSED, LARGEST, ROOT_HALF, tail
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, LARGEST, ROOT_HALF, tail
 
 ROWS = 128  # products of so many rows of H are added up in its own dtype, then in float64
 TOGETHER = 16  # numbers multiplied before a logarithm is taken of them
@@ -20,7 +20,7 @@ DOUBTFUL = -1e-3  # log q of a positive bag above which 1 - q needs care
 
 
 # --- A bag ----------------------------------------------------------------------------------------
-@njit(fastmath=ANY_ORDER, error_model="numpy")
+@njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def times(H, start, stop, w, c, mu):
     """mu = c + H w, one row after the other: memory comes fastest in one stream."""
@@ -31,7 +31,7 @@ def times(H, start, stop, w, c, mu):
         mu[i] = c + total
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _tails(mu, sigma, start, n, z, upper, hazard):
     """z = t / sqrt 2, upper = 1 - Phi(t), without its factor exp(-z^2) where z > 0, and h(t)."""
@@ -40,7 +40,7 @@ def _tails(mu, sigma, start, n, z, upper, hazard):
         upper[i], hazard[i] = tail(z[i])
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _log_q(z, upper, n):
     """log q = sum_i log(1 - Phi(t_i)), and the largest z."""
@@ -55,7 +55,7 @@ def _log_q(z, upper, n):
     return total + math.log(product), largest
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _log_q_near_one(z, n):
     """log q where it is nearly 0: the sum keeps all digits of 1 - q."""
@@ -65,7 +65,7 @@ def _log_q_near_one(z, n):
     return total
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def _log_z(log_q, positive):
     """log Z_b, and what multiplies sigma h in E - mu: -1 (eq. qmi_0), q / (1 - q) (eq. qmi_1)."""
@@ -75,7 +75,7 @@ def _log_z(log_q, positive):
     return math.log(p), math.exp(log_q) / p
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _unsmooth(e, start, n, diagonal, first, column, weight, x):
     """x = P e: the diagonal, and the weighted neighbours."""
@@ -86,7 +86,7 @@ def _unsmooth(e, start, n, diagonal, first, column, weight, x):
         x[i] = total
 
 
-@njit(fastmath=ANY_ORDER, error_model="numpy")
+@njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def _add(H, start, n, x, at, out):
     """out += H'x over n rows, four at a time."""
@@ -104,7 +104,7 @@ def _add(H, start, n, x, at, out):
             out[j] += x[at + i] * H[start + i, j]
 
 
-@njit(fastmath=ANY_ORDER, error_model="numpy")
+@njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def against(H, start, stop, x, block, out):
     """out += H'x, in x's dtype within ROWS rows, in float64 beyond."""
@@ -117,7 +117,7 @@ def against(H, start, stop, x, block, out):
 
 
 # --- All bags -------------------------------------------------------------------------------------
-@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def one_pass(
     H, sigma, offsets, positive, diagonal, first, column, weight, w, c, want_gradient
@@ -159,7 +159,7 @@ def one_pass(
 
 
 # --- Sweeps ---------------------------------------------------------------------------------------
-@njit(fastmath=ANY_ORDER, error_model="numpy")
+@njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def _solve(L, x):
     """x becomes (L L')^-1 x."""
@@ -175,7 +175,7 @@ def _solve(L, x):
             x[j] -= L[i, j] * x[i]
 
 
-@njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def sweeps(
     H, sigma, offsets, positive, diagonal, first, column, weight, L, w, c, count

@@ -10,12 +10,12 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.tails import ANY_ORDER, FUSED, ROOT_HALF, tail
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, ROOT_HALF, tail
 
 FURTHEST = 30.0  # t of a cavity: beyond, the fourth cumulant loses its digits as t^6
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def refined(mean, var, left, tau, nu, new_tau, new_nu):
     """The sites that match the moments of their cavities; and the largest t among these."""
@@ -37,7 +37,7 @@ def refined(mean, var, left, tau, nu, new_tau, new_nu):
     return largest
 
 
-@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def first(mu, prior, share):
     """Sites of coordinates on their own, a share of each; and the largest t."""
@@ -47,7 +47,7 @@ def first(mu, prior, share):
     return x * share, largest
 
 
-@njit(fastmath=ANY_ORDER, error_model="numpy")
+@njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def marginals(solved, mu, prior, mean, var):
     """mhat and v of N(mu, S) times all sites: rows of `solved` are L^-1 T^.5 S_j, the last L'x."""
@@ -63,7 +63,7 @@ def marginals(solved, mu, prior, mean, var):
         mean[j] = mu[j] + product
 
 
-@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def iterate(solved, mu, prior, x, gauss, f):
     """mhat, v and v p at the sites x (rows of `gauss`); f: what the next sites add to x.
@@ -86,7 +86,7 @@ def iterate(solved, mu, prior, x, gauss, f):
     return change, size, largest
 
 
-@njit(fastmath=ANY_ORDER, error_model="numpy")
+@njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def dot(a, b):
     """a'b."""
@@ -96,7 +96,7 @@ def dot(a, b):
     return total
 
 
-@njit(fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **INNER)
 @no_type_check
 def fitted(df, f):
     """gamma = argmin |f - gamma df|, by elimination; the ridge keeps empty slots at zero."""
@@ -122,7 +122,7 @@ def fitted(df, f):
     return gamma
 
 
-@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def accelerated(x, f, unit, dx, df, last_x, last_f, slot, weak):
     """The next sites by Anderson's rule, all memory in units of the prior; slot -1: none yet."""
@@ -154,7 +154,7 @@ def accelerated(x, f, unit, dx, df, last_x, last_f, slot, weak):
     return new
 
 
-@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def closed(gauss, x):
     """sum_i and sum_i |.| of what the constraints add to log P; the t of the cavities."""
@@ -173,7 +173,7 @@ def closed(gauss, x):
     return total, size, t
 
 
-@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def cumulants(t):
     """Third and fourth cumulants of N(t, 1) given m < 0, over its standard deviation^3 and ^4."""
@@ -190,7 +190,7 @@ def cumulants(t):
     return k3, k4
 
 
-@njit(cache=True, nogil=True, fastmath=ANY_ORDER, error_model="numpy")
+@njit(fastmath=ANY_ORDER, **DOOR)
 @no_type_check
 def paired(v, k3, k4):
     """sum_{i!=j} k_i k_j corr_ij^p for p = 3 and 4, each followed by the sum of absolute terms."""
@@ -221,7 +221,7 @@ def paired(v, k3, k4):
 # --- Of several values of a slide effect, one per column (orthant_effect.py) ----------------------
 
 
-@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def pulls(x, nu, var, left, inside, pull):
     """lambda' at every x, the mean of a constraint over its site; and the largest t."""
@@ -236,7 +236,7 @@ def pulls(x, nu, var, left, inside, pull):
     return largest
 
 
-@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def bends(x, nu, var, left, inside, value, pull, second, third):
     """lambda and its first three derivatives at every x, zero where padded."""
@@ -258,7 +258,7 @@ def bends(x, nu, var, left, inside, value, pull, second, third):
             third[i, k] = -r2 * scale**3 if here else 0.0
 
 
-@njit(cache=True, nogil=True, fastmath=FUSED, error_model="numpy")
+@njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def slope_and_bend(mu, sd, s):
     """d/ds and d2/ds2 of sum_i log Phi(-(mu_i + s) / sd_i); and the largest t."""
@@ -272,7 +272,7 @@ def slope_and_bend(mu, sd, s):
     return slope, bend, largest
 
 
-@njit(error_model="numpy")
+@njit(**INNER)
 @no_type_check
 def mode(mu, sd, tau, most):
     """Where N(s; 0, tau^2) prod_i Phi(-(mu_i + s) / sd_i) is largest; its width; the largest t.
@@ -301,7 +301,7 @@ def mode(mu, sd, tau, most):
     return -size, width, largest
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**DOOR)
 @no_type_check
 def middle(mu, sd, tau, most, reach, far, halvings):
     """Where the integrand falls: orthant_effect.middle; and the largest t on the way."""

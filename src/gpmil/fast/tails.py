@@ -27,6 +27,11 @@ INV_ROOT_2PI = 1 / math.sqrt(2 * math.pi)
 FUSED = {"contract"}  # a * b + c in one step
 ANY_ORDER = {"contract", "reassoc", "nsz"}  # and sums in any order, which vector units need
 
+# What Python calls, and what only loops call; wrappers that nobody needs take time to compile.
+# No constant is passed for a flag: its type would be a new one, and all below compiled once more.
+DOOR = {"error_model": "numpy", "no_cfunc_wrapper": True, "nogil": True, "cache": True}
+INNER = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+
 # --- erfcx and exp as polynomials ---------------------------------------------------------------
 # (1 + 2 z) erfcx(z) is smooth in (z - k) / (z + k), scaled to v in [-1, 1] (Shepherd & Laframboise)
 LEFT, RIGHT = -1.0, (LARGEST - MIDDLE) / (LARGEST + MIDDLE)

@@ -66,10 +66,15 @@ class Bag(NamedTuple):
 def padded_bag(gp: SparseGP, part: Dense, x: Tensor, positive: Tensor) -> Bag:
     """Some bags as a fit sees them; x (n, d) are their kernel inputs, one bag after the other."""
     W, padded = part.pad(gp.whiten_bags(x, part.mask.sum(1))), part.pad(x)
-    H, K = part.sigma @ W, gp.within(padded, padded)
+    H, K = W if _alone(part.sigma) else part.sigma @ W, gp.within(padded, padded)
     return Bag(
         part.mask, positive, less_shared(W, part.mask, gp.effect), H, part.sigma, K, gp.effect
     )
+
+
+def _alone(sigma: Float[Tensor, "b p p"]) -> bool:
+    """Whether Sigma is the identity: a neighbour makes its diagonal less than one."""
+    return bool((sigma.diagonal(dim1=-2, dim2=-1) == 1).all())
 
 
 def less_shared(
@@ -192,12 +197,14 @@ def covariance(bag: Bag, at: Optimum) -> Float[Tensor, "b p p"]:
     """S_-b, the covariance of m_b under q(u) without bag b."""
     G = bag.H @ at.R_inverse @ bag.H.mT
     # H (R - H'S^-1 H)^-1 H' = G + G (S - G)^-1 G,  S = Sigma + tau^2 11'
-    return covariance_from(bag, G + G @ solve(bag.given_f - G, G))
+    root = torch.linalg.solve_triangular(torch.linalg.cholesky(bag.given_f - G), G, upper=False)
+    return covariance_from(bag, torch.baddbmm(G, root.mT, root))
 
 
 def covariance_from(bag: Bag, back: Float[Tensor, "b p p"]) -> Float[Tensor, "b p p"]:
     """S = Sigma + Sigma (K - W W') Sigma + `back`, which is H R^-1 H' of the fit in question."""
-    S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT + back
+    K = bag.K if _alone(bag.sigma) else bag.sigma @ bag.K @ bag.sigma
+    S = torch.baddbmm(bag.sigma + K + back, bag.H, bag.H.mT, alpha=-1)
     return (S + S.mT) / 2
 
 

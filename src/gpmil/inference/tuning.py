@@ -6,8 +6,8 @@ What is maximised is the mean log likelihood of bags in folds left out (objectiv
          log gamma_s, log(length_s / sqrt d)),
 
 by quasi-Newton steps from the best of a few starts (quasi_newton.py). Most of them are taken on a
-pilot, some of the bags with some of the inducing points: it is the same hill seen from afar, and
-what is learned of its shape serves the last steps with all bags and points.
+pilot, some of the bags: it is the same hill seen from afar, and what is learned of its shape serves
+the last steps with all bags. Large cohorts are looked at through some of the inducing points.
 """
 
 import contextlib
@@ -79,9 +79,9 @@ FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 2  # fits' worth of work in one value with its gradient
 BEND = 0.05  # of the score, at most, per unit of z squared: before anything is known of it
 ENOUGH = 2e-4  # of the score, per number that is learned: a step that promises less is noise
-PILOT_ROWS, PILOT_POINTS = 4_000, 100  # instances and inducing points of a pilot
-PILOT_BAGS = 30  # at least, if there are as many
-SMALL = 2**19  # numbers in H up to which a cohort is its own pilot
+PILOT_ROWS, PILOT_BAGS = 4_000, 30  # instances of a pilot; bags at least, if there are as many
+POINTS = 100  # inducing points of a cohort that is not small
+SMALL = 2**19  # numbers in H up to which a cohort keeps its points, and is its own pilot
 # values with gradient on all bags: as many as go through so many numbers of H
 LAST, LEAST_LAST, MOST_LAST = 2**23, 2, 3
 FIRST_ON_ALL = 0.5  # the longest first step there
@@ -221,6 +221,7 @@ class Search:
     trace: list[Trial] = field(default_factory=list)
     fits: Fits | None = None  # of the best trial
     bend: Float[np.ndarray, "k k"] | None = None  # minus the Hessian of the score, about
+    climbing: bool = False  # whether a gradient is known that a step can follow
 
     def value(self, z: Float[np.ndarray, " k"], start: Fits | None = None) -> float:
         """The objective at z, from a cold start if none is given."""
@@ -235,9 +236,10 @@ class Search:
 
     def slopes(self, z: Float[np.ndarray, " k"]) -> tuple[float, Float[np.ndarray, " k"]]:
         """The objective and its gradient at z, not a number where no step can follow."""
-        if self.trace and self.budget <= GRADIENT_COST:
+        if self.climbing and self.budget <= GRADIENT_COST:
             return self.value(z, self.fits), np.full_like(z, np.nan)
         self._spend(GRADIENT_COST)
+        self.climbing = True
         point = torch.tensor(z, requires_grad=True)
         with torch.enable_grad():
             moved = self.space.settings(point)
@@ -291,6 +293,7 @@ def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> 
     """Quasi-Newton steps from a point, as far as the budget goes; the first at most `first`."""
     prior = found.space.precision / len(found.cohort.positive)
     bend = BEND * np.eye(len(begin)) if found.bend is None else found.bend
+    found.climbing = False
     hill = Hill(found.slopes, found.space.bounds, bend + prior, first)
     with contextlib.suppress(Spent):
         if found.space.learned:
@@ -316,18 +319,26 @@ def finished(found: Search) -> Search:
     return found
 
 
-def pilot(cohort: Cohort, seed: int) -> Cohort:
-    """Some of the bags, of every fold and class their share, and of the inducing points."""
+def fewer_points(cohort: Cohort, seed: int) -> Cohort:
+    """All bags with some of the inducing points; a small cohort keeps all of them."""
     N, M = cohort.offsets[-1], len(cohort.inducing)
-    if N * M <= SMALL:
+    if N * M <= SMALL or M <= POINTS:
+        return cohort
+    points = np.sort(np.random.default_rng(seed).permutation(M)[:POINTS])
+    return replace(cohort, inducing=cohort.inducing[torch.from_numpy(points).to(cohort.device)])
+
+
+def pilot(cohort: Cohort, seed: int) -> Cohort:
+    """Some of the bags, of every fold and class their share; a small cohort is its own pilot."""
+    N, M = cohort.offsets[-1], len(cohort.inducing)
+    share = min(1.0, max(PILOT_ROWS / N, PILOT_BAGS / cohort.n_bags))
+    if N * M <= SMALL or share == 1:
         return cohort
     rng = np.random.default_rng(seed)
-    share = min(1.0, max(PILOT_ROWS / N, PILOT_BAGS / cohort.n_bags))
     kinds = 2 * cohort.fold + cohort.positive
     alike = [rng.permutation(np.flatnonzero(kinds == kind)) for kind in np.unique(kinds)]
     bags = [bags[: math.ceil(share * len(bags))] for bags in alike]
-    points = np.sort(rng.permutation(M)[:PILOT_POINTS])
-    return cohort.some(np.sort(np.concatenate(bags)), points)
+    return cohort.some(np.sort(np.concatenate(bags)), np.arange(M))
 
 
 def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np.ndarray, " k"]]:

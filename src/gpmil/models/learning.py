@@ -139,6 +139,7 @@ def learn(
     add = spare == "slide_effect" and apart > 0
     # an effect is added to the best settings without it, with a part of the budget more
     first, at_most = (space.without("slide_effect"), budget) if add else (space, budget - apart)
+    made = tuning.fewer_points(made, seed)
     small = tuning.pilot(made, seed)
     searches = [tuning.search(small.with_kernel(kernel), first, at_most) for kernel in kernels]
     best = max(searches, key=lambda s: s.best.objective)
