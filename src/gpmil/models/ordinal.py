@@ -20,8 +20,8 @@ from gpmil.decide.calibration import NEEDED as CALIBRATE
 from gpmil.decide.grade_metrics import expected_kappa
 from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.inference import solvers as inference
+from gpmil.inference.at_settings import Settings
 from gpmil.inference.graded_folds import GradedFolds
-from gpmil.inference.objective import Settings
 from gpmil.models import graded_areas, learned_grades
 from gpmil.models.base import (
     InstancePredictions,
