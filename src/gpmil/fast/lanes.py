@@ -7,12 +7,14 @@ wait for each other.
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from threading import Barrier, Lock
 from typing import TypeVar
 
 import torch
+from threadpoolctl import threadpool_limits
 
 LANES = 4  # more threads than this find nothing to do
 
@@ -76,3 +78,36 @@ def _threads(process: int) -> ThreadPoolExecutor:
         started.wait()
         new.submit(torch.set_num_threads, asked_for).result()
     return threads
+
+
+class _Few:
+    """How many pieces of work want one thread at this time, and how to undo it after the last."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.undo = Lock(), 0, ExitStack()
+
+
+_FEW = _Few()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread inside products, for work that is thousands of small ones.
+
+    Two threads would wait for each other at each of them, and on a busy machine for a processor
+    as well: learning took ten times as long. The limit is of the process; whoever leaves last
+    lifts it.
+    """
+    with _FEW.lock:
+        if not _FEW.inside:
+            _FEW.undo.callback(torch.set_num_threads, torch.get_num_threads())
+            _FEW.undo.enter_context(threadpool_limits(1))
+            torch.set_num_threads(1)
+        _FEW.inside += 1
+    try:
+        yield
+    finally:
+        with _FEW.lock:
+            _FEW.inside -= 1
+            if not _FEW.inside:
+                _FEW.undo.close()

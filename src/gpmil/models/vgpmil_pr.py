@@ -6,6 +6,7 @@ the Gaussian process at M inducing points; predictions follow from it in closed 
 
 import copy
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from gpmil import distributed
 from gpmil.coupling.operator import check_strength
 from gpmil.data.bags import Bags
 from gpmil.distributed import Facts
+from gpmil.fast.lanes import one_thread
 from gpmil.inference import evidence
 from gpmil.inference import solvers as inference
 from gpmil.inference.pieces import LIKELIHOODS
@@ -38,6 +40,7 @@ from gpmil.warn import warn_caller
 logger = logging.getLogger("gpmil")
 
 SOLVERS = ("direct", "newton", "sweeps")
+QUICK = 2**22  # numbers in H up to which one thread fits: others would only wait for each other
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -180,7 +183,9 @@ class VGPMILPR(TeachableGP):
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
         device = resolve_device(self.device)
-        self._fit_to(distributed.WholeCohort(bags, device), y, device)
+        quick = bags.n_instances * int(self.n_inducing) <= QUICK and device.type == "cpu"
+        with one_thread() if quick else nullcontext():
+            self._fit_to(distributed.WholeCohort(bags, device), y, device)
 
     def _fit_to(self, cohort: TrainingCohort, y, device: torch.device) -> None:
         """The steps of a fit: to bags here, or on sums over partitions of them elsewhere."""
