@@ -165,7 +165,8 @@ class Factor(NamedTuple):
         entries = loops.entries(*graph[:2], *bags)
         if entries > WIDEST * len(places.rows):
             return None
-        return cls(*loops.factor(*graph, *bags, strength, entries), bags[1])
+        low, at, L = loops.factor(*graph, *bags, strength, entries)
+        return cls(low, at, L, bags[1])
 
     def inverted(self, b: int, p: int) -> tuple[Float[Tensor, "b p p"], Float[Tensor, " b"]]:
         """Sigma padded to p places, and log|Sigma|."""
