@@ -2,14 +2,15 @@
 
     python benchmarks/effect_recovery.py --tau 1 --cohorts 100 --jobs 16
     python benchmarks/effect_recovery.py --tau 0 --cohorts 100 --jobs 16 --fixed
+    python benchmarks/effect_recovery.py --tau 0 --cohorts 16 --jobs 16 --slides 1000
 
     w ~ N(0, I),  f | w ~ N(c + W w, Kxx - W W'),  m_b = Sigma_b f_b + s_b 1 + noise,  noise ~
     N(0, Sigma_b),  s_b ~ N(0, tau^2),  y_b = 1 where any m > 0.
 
-A cohort has 200 slides of 25 to 36 patches to learn from, and 200 further ones of the same w. Per
-cohort: the learned tau, and the expected calibration error (10 bins of equal mass) of the further
-slides beside that of perfectly true probabilities of the same size: bins of 20 slides alone make
-an error of some .05. Over all cohorts together chance is small, and that error is the last line.
+A cohort has 200 slides of 25 to 36 patches to learn from, and as many further ones of the same w.
+Per cohort: the learned tau, and the expected calibration error (10 bins of equal mass) of the
+further slides beside that of perfectly true probabilities of the same size: bins of 20 slides alone
+make an error of some .05. Over all cohorts together chance is small: that error is the last line.
 """
 
 import argparse
@@ -29,7 +30,6 @@ from gpmil.proof.promises import chance
 from gpmil.proof.tissue import D
 
 COUPLING = 0.7
-N_BAGS = 200  # to learn from, and as many more
 
 
 class Recovered(NamedTuple):
@@ -44,13 +44,13 @@ class Recovered(NamedTuple):
     seconds: float
 
 
-def one_cohort(job: tuple[float, int, bool]) -> Recovered:
+def one_cohort(job: tuple[float, int, bool, int]) -> Recovered:
     """Learn tau, and all the rest unless it is fixed at the truth."""
-    tau, seed, fixed = job
+    tau, seed, fixed, n_bags = job
     logging.getLogger("gpmil").setLevel(logging.ERROR)
     begin = time.perf_counter()
     prior = Prior(COUPLING, tau, (5, 6), n_inducing=60)
-    drawn = cohort(prior, 2 * N_BAGS, (seed, round(100 * tau), 17))
+    drawn = cohort(prior, 2 * n_bags, (seed, round(100 * tau), 17))
     bags, Z, c = drawn.bags, drawn.Z, drawn.c
     known: dict[str, Any] = {
         "variance": prior.variance,
@@ -62,8 +62,8 @@ def one_cohort(job: tuple[float, int, bool]) -> Recovered:
         model = gpmil.VGPMILPRI(
             slide_effect="auto", inducing=Z, standardize=False, device="cpu", random_state=0,
             **(known if fixed else {}),
-        ).fit(bags[:N_BAGS])  # fmt: skip
-        further = bags[N_BAGS:]
+        ).fit(bags[:n_bags])  # fmt: skip
+        further = bags[n_bags:]
         p = model.predict_proba(further)[:, 1]
     return Recovered(
         float(model.slide_effect_),
@@ -83,9 +83,10 @@ def main() -> None:
     parser.add_argument("--cohorts", type=int, default=100)
     parser.add_argument("--first", type=int, default=0, help="seed of the first cohort")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--slides", type=int, default=200, help="to learn from")
     parser.add_argument("--fixed", action="store_true", help="all but tau fixed at the truth")
     args = parser.parse_args()
-    jobs = [(args.tau, args.first + k, args.fixed) for k in range(args.cohorts)]
+    jobs = [(args.tau, args.first + k, args.fixed, args.slides) for k in range(args.cohorts)]
     found = []
     with ProcessPoolExecutor(args.jobs) as pool:
         for k, one in enumerate(pool.map(one_cohort, jobs)):
@@ -102,8 +103,8 @@ def main() -> None:
     y, p = (np.concatenate([getattr(one, name) for one in found]) for name in ("y", "p"))
     print(
         f"tau = {args.tau:g}, {'the rest fixed' if args.fixed else 'everything learned'}, "
-        f"{len(found)} cohorts: learned tau {quantiles} (quantiles 10, 50, 90 %), "
-        f"{inside:.0%} in [{low:g}, {high:g}]"
+        f"{len(found)} cohorts of {args.slides} slides: learned tau {quantiles} "
+        f"(quantiles 10, 50, 90 %), {inside:.0%} in [{low:g}, {high:g}]"
     )
     print(
         f"calibration error per cohort {np.mean([one.error for one in found]):.3f} (chance "

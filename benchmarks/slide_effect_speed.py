@@ -26,8 +26,8 @@ import gpmil
 from gpmil import simulate
 from gpmil.fast import compiled
 from gpmil.inference import objective
+from gpmil.inference.at_settings import Settings
 from gpmil.inference.folded_cohort import Cohort
-from gpmil.inference.objective import Settings
 from gpmil.inference.pieces import Chunk
 from gpmil.moments import with_effect
 from gpmil.moments.likelihood import Group

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import gpmil
+from gpmil.inference.at_settings import Settings
 from gpmil.inference.graded_folds import GradedFolds
-from gpmil.inference.objective import Settings
 
 CUTS = np.array([0.0, 1.3])
 SETTINGS = Settings(5.0, 1.8, -1.1, 0.4, 0.6)

@@ -10,8 +10,8 @@ from synthetic import pri, some_inducing
 
 from gpmil import Bags
 from gpmil.inference import objective, simpler, tuning
+from gpmil.inference.at_settings import Settings
 from gpmil.inference.folded_cohort import Cohort
-from gpmil.inference.objective import Settings
 from gpmil.inference.tuning import Search, Space, Trial
 from gpmil.models import learning
 

@@ -21,10 +21,10 @@ import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags
 from gpmil.data.folds import fair_folds
 from gpmil.distributed import WholeCohort
-from gpmil.inference import folded_cohort, leave_out, objective, tuning
+from gpmil.inference import at_settings, folded_cohort, leave_out, objective, tuning
 from gpmil.inference import solvers as inference
+from gpmil.inference.at_settings import Settings
 from gpmil.inference.folded_cohort import Cohort
-from gpmil.inference.objective import Settings
 from gpmil.inference.tuning import CENTRE, EFFECT_CENTRE, HIGHEST, LOWEST, STARTS, Space
 from gpmil.models import learning
 from gpmil.process import features, kernels
@@ -127,12 +127,12 @@ def test_the_fit_is_that_of_the_model(bags, Z, kernel):
 
 
 def prior_at(cohort, point):
-    return objective.prior_of(cohort, objective.theta_of(point, "cpu"))
+    return objective.prior_of(cohort, at_settings.theta_of(point, "cpu"))
 
 
 def problems(cohort, point):
-    cohort, theta = cohort.in_folds, objective.theta_of(point, "cpu")
-    return objective.problems(cohort, theta, objective.features(cohort, theta))
+    cohort, theta = cohort.in_folds, at_settings.theta_of(point, "cpu")
+    return objective.problems(cohort, theta, at_settings.features(cohort, theta))
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.8])
@@ -182,7 +182,7 @@ def test_fits_are_carried_to_other_inducing_points(bags, Z, cohort):
     assert relative_error(same.w, fits.w) < 1e-4  # the jitter
     more = cohort_of(bags, np.concatenate([Z, bags.features[3:5] + 0.1]))
     found = objective.carried(fits, cohort, more, POINTS[0])
-    mu = [objective.features(c, objective.theta_of(POINTS[0], "cpu")).H for c in (cohort, more)]
+    mu = [at_settings.features(c, at_settings.theta_of(POINTS[0], "cpu")).H for c in (cohort, more)]
     assert relative_error(mu[1] @ found.w[0], mu[0] @ fits.w[0]) < 0.05
     assert objective.value(more, POINTS[0], found)[0] == pytest.approx(
         objective.value(more, POINTS[0])[0], abs=1e-6

@@ -16,7 +16,7 @@ from synthetic import pr, pri, small_cohort
 
 import gpmil
 from gpmil.files import persistence
-from gpmil.inference import folded_cohort, objective
+from gpmil.inference import at_settings, folded_cohort, objective
 from gpmil.models import fitted, with_context
 from gpmil.runs import predict
 from gpmil.runs.files import EVIDENCE
@@ -222,7 +222,7 @@ def tuning_cohort(cohort, inducing):
 
 
 def test_the_tuned_score_is_that_of_the_model(model, cohort, inducing):
-    at = objective.Settings(VARIANCE, LENGTH, MEAN, COUPLING, TAU, GAMMA, SLIDE_LENGTH)
+    at = at_settings.Settings(VARIANCE, LENGTH, MEAN, COUPLING, TAU, GAMMA, SLIDE_LENGTH)
     made = tuning_cohort(cohort, inducing)
     found, fits = objective.left_out(made, at)
     again = copy.deepcopy(model)
@@ -238,7 +238,7 @@ def test_the_tuned_score_is_that_of_the_model(model, cohort, inducing):
 @pytest.mark.parametrize("tau", [0.0, TAU])
 def test_the_gradient_of_the_score_is_that_of_its_values(tau, cohort, inducing):
     made = tuning_cohort(cohort, inducing)
-    at = objective.Settings(VARIANCE, LENGTH, MEAN, COUPLING, tau, GAMMA, SLIDE_LENGTH)
+    at = at_settings.Settings(VARIANCE, LENGTH, MEAN, COUPLING, tau, GAMMA, SLIDE_LENGTH)
     found = objective.gradient(made, at).settings
     for name in at._fields if not tau else ("slide_effect", *at._fields[5:]):
         if name == "slide_effect" and not tau:

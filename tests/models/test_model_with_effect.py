@@ -12,7 +12,7 @@ from synthetic import pr, pri
 
 import gpmil
 from gpmil.files import persistence
-from gpmil.inference import folded_cohort, objective
+from gpmil.inference import at_settings, folded_cohort, objective
 from gpmil.models import fitted
 
 TAU, COUPLING, MEAN, VARIANCE, LENGTH = 0.9, 0.7, -0.4, 2.3, 1.8
@@ -190,7 +190,7 @@ def test_the_gradient_of_the_score_is_that_of_its_values(cohort, inducing):
         torch.from_numpy(inducing),
         "rbf",
     )
-    at = objective.Settings(VARIANCE, LENGTH, MEAN, COUPLING, TAU)
+    at = at_settings.Settings(VARIANCE, LENGTH, MEAN, COUPLING, TAU)
     found = objective.gradient(made, at).settings
     for name in at._fields:
         h = 1e-3 * max(1.0, abs(getattr(at, name)))

@@ -16,7 +16,7 @@ from synthetic import pr, pri, small_cohort
 import gpmil
 from gpmil.distributed import WholeCohort
 from gpmil.files import persistence
-from gpmil.inference import leave_out, objective
+from gpmil.inference import at_settings, leave_out, objective
 
 TAU, COUPLING, MEAN, VARIANCE, LENGTH = 0.9, 0.7, -0.4, 2.3, 1.8
 NUMBERS = {
@@ -388,7 +388,7 @@ def test_the_gradient_of_the_tuning_objective_with_labels(model, bags):
     few = bags[:6]
     made = model._tuning_cohort(few, few.labels, torch.device("cpu"), None)
     assert (made.known >= 0).sum() == (few.instance_labels >= 0).sum() > 0
-    settings = objective.Settings(VARIANCE, LENGTH, MEAN, COUPLING, TAU)
+    settings = at_settings.Settings(VARIANCE, LENGTH, MEAN, COUPLING, TAU)
     slopes = objective.gradient(made, settings).settings
     for name, step in (("variance", 0.02), ("slide_effect", 0.01)):
         up, down = (

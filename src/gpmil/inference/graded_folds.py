@@ -16,8 +16,9 @@ from torch import Tensor
 
 from gpmil.inference import objective
 from gpmil.inference import solvers as inference
+from gpmil.inference.at_settings import Features, Settings, Theta, features, theta_of
 from gpmil.inference.folded_cohort import Cohort
-from gpmil.inference.objective import Features, Fits, Settings, Theta
+from gpmil.inference.objective import Fits
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
 from gpmil.moments import one_factor
@@ -121,8 +122,8 @@ class GradedFolds:
     def _made(self, settings: Settings) -> At:
         if self.made is not None and self.made.settings == settings:
             return self.made
-        theta = objective.theta_of(settings, self.cohort.device)
-        made = objective.features(self.cohort, theta)
+        theta = theta_of(settings, self.cohort.device)
+        made = features(self.cohort, theta)
         return At(settings, theta, made, objective.precisions(self.cohort, theta, made))
 
     def _problems(self, at: At, cuts: Float[np.ndarray, " k"]) -> list[Problem]:

@@ -11,7 +11,7 @@ import logging
 import numpy as np
 
 from gpmil.inference import leave_groups
-from gpmil.inference.objective import Settings
+from gpmil.inference.at_settings import Settings
 from gpmil.inference.tuning import GRADIENT_COST, Search, Space, climb
 
 logger = logging.getLogger("gpmil")

@@ -22,11 +22,11 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 from torch import Tensor
 
+from gpmil.inference.at_settings import Settings
 from gpmil.inference.folded_cohort import Cohort
 from gpmil.inference.objective import (
     ROUGH,
     Fits,
-    Settings,
     carried,
     collected,
     gradient,

@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float, Int
 
 from gpmil.inference import leave_groups, tuning
+from gpmil.inference.at_settings import Settings
 from gpmil.inference.graded_folds import GradedFolds
-from gpmil.inference.objective import Settings
 from gpmil.inference.scoring import Scoring
 from gpmil.inference.simpler import NEEDED
 from gpmil.inference.tuning import Space

@@ -22,9 +22,9 @@ from gpmil.data.folds import left_out_together, share_patients, whole_patients
 from gpmil.distributed import Facts, Plan, WholeCohort
 from gpmil.inference import simpler, tuning
 from gpmil.inference import solvers as inference
+from gpmil.inference.at_settings import Settings
 from gpmil.inference.folded_cohort import Cohort, SlidesInContext, folded
 from gpmil.inference.leave_out import label_scores
-from gpmil.inference.objective import Settings
 from gpmil.inference.pieces import LIKELIHOODS
 from gpmil.inference.tuning import Space
 from gpmil.models.base import resolve_device, training_labels

@@ -22,9 +22,9 @@ from gpmil.distributed import WholeCohort
 from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.inference import leave_grades
 from gpmil.inference import solvers as inference
+from gpmil.inference.at_settings import Settings
 from gpmil.inference.graded_folds import GradedFolds
 from gpmil.inference.leave_grades import Grades
-from gpmil.inference.objective import Settings
 from gpmil.models import graded_areas, learned_grades
 from gpmil.models.base import (
     InstancePredictions,
