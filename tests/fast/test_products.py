@@ -1,5 +1,8 @@
 """Symmetric products against the plain ones."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
+
 import pytest
 import torch
 
@@ -35,7 +38,7 @@ def test_columns_of_a_transposed_matrix_and_gradients():
     assert H.grad.isfinite().all()
 
 
-def test_one_thread_is_lifted_by_the_last_to_leave():
+def test_one_thread_inside_one_thread():
     before = torch.get_num_threads()
     with lanes.one_thread():
         with lanes.one_thread():
@@ -45,3 +48,29 @@ def test_one_thread_is_lifted_by_the_last_to_leave():
     with pytest.raises(RuntimeError), lanes.one_thread():
         raise RuntimeError
     assert torch.get_num_threads() == before
+
+
+def test_overlapping_work_with_one_thread_leaves_the_numbers_as_they_were():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    inside, leave = Barrier(3), [Event(), Event()]
+
+    def work(k):
+        with lanes.one_thread():
+            inside.wait()
+            leave[k].wait()
+            seen = torch.get_num_threads()
+        return seen, torch.get_num_threads()
+
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            done = [threads.submit(work, k) for k in range(2)]
+            inside.wait()
+            for k in range(2):
+                leave[k].set()
+                assert done[k].result() == (1, 2)
+        assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as new:
+            assert new.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(before)

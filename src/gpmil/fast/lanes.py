@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from threading import Barrier, Lock
+from threading import Barrier, Lock, local
 from typing import TypeVar
 
 import torch
@@ -81,10 +81,12 @@ def _threads(process: int) -> ThreadPoolExecutor:
 
 
 class _Few:
-    """How many pieces of work want one thread at this time, and how to undo it after the last."""
+    """Who wants one thread at this time."""
 
     def __init__(self) -> None:
-        self.lock, self.inside, self.undo = Lock(), 0, ExitStack()
+        self.lock, self.here = Lock(), local()  # here: whether this thread does
+        self.inside, self.asked_for = 0, 1  # threads that do, and torch's number before the first
+        self.undo = ExitStack()
 
 
 _FEW = _Few()
@@ -94,20 +96,27 @@ _FEW = _Few()
 def one_thread() -> Iterator[None]:
     """One thread inside products, for work that is thousands of small ones.
 
-    Two threads would wait for each other at each of them, and on a busy machine for a processor
-    as well: learning took ten times as long. The limit is of the process; whoever leaves last
-    lifts it.
+    Two would wait for each other at each of them, and on a busy machine for a processor as well:
+    learning took ten times as long. Of BLAS the limit is the process's, and whoever leaves last
+    lifts it; of torch every thread has its own.
     """
+    if getattr(_FEW.here, "inside", False):
+        yield
+        return
     with _FEW.lock:
+        here = torch.get_num_threads()  # the first call in a thread takes over that of the process
         if not _FEW.inside:
-            _FEW.undo.callback(torch.set_num_threads, torch.get_num_threads())
+            _FEW.asked_for = here
             _FEW.undo.enter_context(threadpool_limits(1))
-            torch.set_num_threads(1)
         _FEW.inside += 1
+        torch.set_num_threads(1)
+    _FEW.here.inside = True
     try:
         yield
     finally:
+        _FEW.here.inside = False
         with _FEW.lock:
             _FEW.inside -= 1
             if not _FEW.inside:
                 _FEW.undo.close()
+            torch.set_num_threads(_FEW.asked_for)
