@@ -263,7 +263,8 @@ def test_json_has_the_numbers_and_the_machine(everything):
     assert "default fit" in by_case["scaling"]["curves"]["patches N"]["costs"]
     learned = by_case["default"]
     assert learned["ratio"] == pytest.approx(learned["naive_seconds"] / learned["seconds"])
-    assert learned["parts"]["settings"] > learned["parts"]["solve"] > 0
+    assert learned["parts"]["pilot"] > learned["parts"]["solve"] > 0
+    assert learned["parts"]["confirm"] >= 0  # a tiny cohort is its own pilot
     assert not learned["notes"][0].startswith("0 settings")
 
 

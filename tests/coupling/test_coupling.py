@@ -87,6 +87,15 @@ def test_compiled_inverses_are_those_of_lapack(strength, order, monkeypatch):
     assert np.allclose(compiled.logdet(), logdet, rtol=1e-13, atol=1e-12)
     reach = envelope.entries(*(x.numpy() for x in (*edges[:2], *places[:2])))
     assert (reach > 12 * offsets[-1]) == (order == "shuffled")
+    # Sigma x by the envelope, and V with V'V = x'Sigma x; as many columns as a bag has rows, too
+    for columns in (8, 90, 108):
+        x = torch.from_numpy(np.random.default_rng(2).normal(size=(offsets[-1], columns)))
+        expected = (sigma @ compiled.pad(x))[compiled.mask]
+        assert np.allclose(compiled.apply(x), expected, rtol=0, atol=1e-13)
+        halved = compiled.halved(x)
+        assert (halved is None) == (order == "shuffled")
+        if halved is not None:
+            assert np.allclose(halved[0].mT @ halved[0], x.mT @ expected, rtol=1e-11, atol=1e-11)
 
 
 def test_the_choice_is_by_size_and_edges():

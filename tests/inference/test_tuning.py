@@ -502,6 +502,7 @@ def test_every_start_is_within_the_bounds():
 def test_the_gradient_in_z(cohort, fixed, level, monkeypatch):
     """Through the settings, the mean that moves with the variance, and the prior."""
     monkeypatch.setattr(objective, "TOLERANCE", 1e-10)
+    monkeypatch.setattr(tuning, "ROUGH", 1e-10)
     space = Space(fixed, 2.0, level)
     search = tuning.Search(cohort, space, budget=1000)
     z = space.z((6.0, 1.4, -0.9, 0.6))
@@ -596,12 +597,14 @@ def bowl(monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("budget", [1, 4, 6, 9, 10, 17, 26, 40, 90])
 def test_the_budget_is_kept(cohort, bowl, budget, method):
-    """A value is one fit's worth of work, a gradient two."""
+    """A value is one fit's worth of work, a gradient two; the last two come without."""
     found = method(cohort, Space({}, 2.0), budget)
     starts = min(budget, len(STARTS))
     rest = len(found.trace) - starts
-    cost = tuning.GRADIENT_COST if method is tuning.search else 1
-    assert rest <= (budget - starts) // cost
+    most = budget - starts
+    if method is tuning.search and most > tuning.GRADIENT_COST:
+        most = 1 + most // tuning.GRADIENT_COST
+    assert rest <= most
     again = method(cohort, Space({}, 2.0), budget)
     assert again.trace == found.trace
 
@@ -641,7 +644,8 @@ def test_nothing_to_learn_is_one_trial(cohort, method):
     found = method(cohort, Space(POINTS[0]._asdict(), 2.0), 40)
     assert [trial.settings for trial in found.trace] == [POINTS[0]]
     assert found.best.score == found.best.objective
-    assert found.best.score == pytest.approx(objective.value(cohort, POINTS[0])[0], abs=1e-9)
+    # by fits that are near enough
+    assert found.best.score == pytest.approx(objective.value(cohort, POINTS[0])[0], abs=1e-4)
 
 
 def test_progress_lines(cohort, bowl, caplog):

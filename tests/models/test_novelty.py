@@ -64,6 +64,19 @@ def test_training_slides_are_judged_without_their_patient(model, cohort, inducin
     np.testing.assert_allclose(model.novelty_patches_, np.quantile(v, np.linspace(0, 1, 101)))
 
 
+@pytest.mark.parametrize("k", [3, 40])  # fewer rows left out than columns, and more
+def test_patches_left_out_of_the_eigenbasis(k):
+    rng = np.random.default_rng(k)
+    W = rng.normal(size=(90, 8)) @ rng.normal(size=(8, 8)) + 0.3
+    own, rest = W[:k], W[k:]
+    every = novelty.Turned.of(novelty.sums(torch.from_numpy(W)))
+    V = torch.from_numpy(own) @ every.Q
+    e = every.explained(torch.ones(k).double(), V, V)
+    np.testing.assert_allclose(e, naive.explained(1.0, own, rest), rtol=1e-9)
+    Y = every.in_metric(float(k), V.sum(0), V, torch.from_numpy(W) @ every.Q).numpy()
+    np.testing.assert_allclose(Y @ Y.T, W @ naive.metric(rest) @ W.T, rtol=1e-8, atol=1e-8)
+
+
 def test_new_slides_against_the_naive_twin(model, cohort, far, inducing):
     seen = whitened(cohort.features, inducing)
     scores, v = naive.scores(cohort.split(seen), VARIANCE, cohort.groups)

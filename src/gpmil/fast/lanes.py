@@ -7,12 +7,14 @@ wait for each other.
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from threading import Barrier, Lock
+from contextlib import ExitStack, contextmanager
+from threading import Barrier, Lock, local
 from typing import TypeVar
 
 import torch
+from threadpoolctl import threadpool_limits
 
 LANES = 4  # more threads than this find nothing to do
 
@@ -76,3 +78,45 @@ def _threads(process: int) -> ThreadPoolExecutor:
         started.wait()
         new.submit(torch.set_num_threads, asked_for).result()
     return threads
+
+
+class _Few:
+    """Who wants one thread at this time."""
+
+    def __init__(self) -> None:
+        self.lock, self.here = Lock(), local()  # here: whether this thread does
+        self.inside, self.asked_for = 0, 1  # threads that do, and torch's number before the first
+        self.undo = ExitStack()
+
+
+_FEW = _Few()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread inside products, for work that is thousands of small ones.
+
+    Two would wait for each other at each of them, and on a busy machine for a processor as well:
+    learning took ten times as long. Of BLAS the limit is the process's, and whoever leaves last
+    lifts it; of torch every thread has its own.
+    """
+    if getattr(_FEW.here, "inside", False):
+        yield
+        return
+    with _FEW.lock:
+        here = torch.get_num_threads()  # the first call in a thread takes over that of the process
+        if not _FEW.inside:
+            _FEW.asked_for = here
+            _FEW.undo.enter_context(threadpool_limits(1))
+        _FEW.inside += 1
+        torch.set_num_threads(1)
+    _FEW.here.inside = True
+    try:
+        yield
+    finally:
+        _FEW.here.inside = False
+        with _FEW.lock:
+            _FEW.inside -= 1
+            if not _FEW.inside:
+                _FEW.undo.close()
+            torch.set_num_threads(_FEW.asked_for)

@@ -156,24 +156,22 @@ def fit(
 
 
 def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:
-    """Fits at these settings, as a start for the same folds with other inducing points: Z to Z'.
+    """Fits at these settings, as a start for the same folds with more bags and points: Z to Z'.
 
-    u' = K_z'z Kzz^-1 u, so that w' = L'^-1 K_z'z L^-T w; what a slide context has stays.
+    u' = K_z'z Kzz^-1 u, so that w' = L'^-1 K_z'z L^-T w; what a slide context has stays. The other
+    way round w = T w', and with the Hessian of N' rows as large as that of N allows to expect,
+    J' - I = N'/N T'(J - I) T. A start is asked for w and J alone: R^-1 is left as it was.
     """
     with torch.no_grad():
-        to = to.in_folds
         theta = theta_of(settings, to.device)
         formula, L, prior = to.formula, fits.prior.factor, prior_of(to, theta)
         cross = formula.value(formula.pairs(to.inducing, cohort.inducing), theta.lengthscale)
-        n = len(L)
-        weights = torch.linalg.solve_triangular(L.mT, fits.w[:, :n].mT, upper=True)
-        weights = theta.variance * cross @ weights
-        w = torch.linalg.solve_triangular(prior.factor, weights, upper=False).mT
-        w = torch.cat([w, fits.w[:, n:]], 1)
-        posed = problems(to, theta, features(to, theta))
-        J = [inference.collapsed_bound(p, one)[2] for p, one in zip(posed, w, strict=True)]
-        inverse = [torch.cholesky_inverse(p.chol_R) for p in posed]
-        return Fits(w, torch.stack(inverse), torch.stack(J), prior)
+        half = torch.linalg.solve_triangular(L, theta.variance * cross.mT, upper=False)
+        T = torch.linalg.solve_triangular(prior.factor, half.mT, upper=False).mT
+        T = torch.block_diag(T, torch.eye(fits.w.shape[1] - len(L)).to(T))
+        more = int(to.offsets[-1]) / int(cohort.offsets[-1])
+        J, eye = fits.J - torch.eye(len(T)).to(T), torch.eye(T.shape[1]).to(T)
+        return Fits(fits.w @ T, fits.R_inverse, eye + more * T.mT @ J @ T, prior)
 
 
 # --- The score -----------------------------------------------------------------------------------

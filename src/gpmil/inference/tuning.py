@@ -7,7 +7,7 @@ What is maximised is the mean log likelihood of bags in folds left out (objectiv
 
 by quasi-Newton steps from the best of a few starts (quasi_newton.py). Most of them are taken on a
 pilot, some of the bags: it is the same hill seen from afar, and what is learned of its shape serves
-the last steps with all bags. Large cohorts are looked at through some of the inducing points.
+the last steps with all bags. Of the inducing points some do, until the last steps or for good.
 """
 
 import contextlib
@@ -82,6 +82,7 @@ ENOUGH = 2e-4  # of the score, per number that is learned: a step that promises 
 PILOT_ROWS, PILOT_BAGS = 4_000, 30  # instances of a pilot; bags at least, if there are as many
 POINTS = 100  # inducing points of a cohort that is not small
 SMALL = 2**19  # numbers in H up to which a cohort keeps its points, and is its own pilot
+LARGE = 2**21  # and up to which all points come back for the last steps
 # values with gradient on all bags: as many as go through so many numbers of H
 LAST, LEAST_LAST, MOST_LAST = 2**23, 2, 3
 FIRST_ON_ALL = 0.5  # the longest first step there
@@ -317,6 +318,11 @@ def finished(found: Search) -> Search:
     """The last steps, of a search that has judged its pilot's end by all bags."""
     climb(found, found.space.place(found.best.settings), FIRST_ON_ALL)
     return found
+
+
+def is_large(cohort: Cohort) -> bool:
+    """Whether the last steps are taken with fewer inducing points, too."""
+    return int(cohort.offsets[-1]) * len(cohort.inducing) > LARGE
 
 
 def fewer_points(cohort: Cohort, seed: int) -> Cohort:

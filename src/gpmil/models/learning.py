@@ -138,8 +138,8 @@ def learn(
     add = spare == "slide_effect" and apart > 0
     # an effect is added to the best settings without it, with a part of the budget more
     first, at_most = (space.without("slide_effect"), budget) if add else (space, budget - apart)
-    made = tuning.fewer_points(made, seed)
-    small = tuning.pilot(made, seed)
+    few = tuning.fewer_points(made, seed)
+    small = tuning.pilot(few, seed)
     searches = [tuning.search(small.with_kernel(kernel), first, at_most) for kernel in kernels]
     best = max(searches, key=lambda s: s.best.objective)
     rivals = []
@@ -148,14 +148,15 @@ def learn(
             simpler.added(best, spare, apart, space) if add else simpler.without(best, spare, apart)
         ]
     ends = [search for search in (best, *rivals) if search.trace]
-    if small is not made:
-        whole = made.with_kernel(best.cohort.kernel)
+    last = few if tuning.is_large(made) else made
+    if small is not last:
+        whole = last.with_kernel(best.cohort.kernel)
         # where no value with all bags is a number, the pilot has the last word
         ends = [e for e in (tuning.on_all(s, whole) for s in ends) if e.trace] or [best]
     winner = ends[0]
     if spare is not None and len(ends) == 2:
         winner = simpler.needed(spare, *(ends[::-1] if add else ends))
-    if winner.cohort is not small:
+    if winner.cohort is not best.cohort:
         tuning.finished(winner)
     kept = winner.best
     tried = {id(search): search for search in (*searches, *rivals, *ends)}

@@ -7,6 +7,7 @@ and q(u) is kept whitened (sparse_gp.py). The likelihood is the model's own.
 import copy
 import logging
 import math
+from contextlib import nullcontext
 from numbers import Integral
 from typing import Any, ClassVar, TypeVar
 
@@ -18,6 +19,7 @@ from jaxtyping import Float, Int
 from gpmil import distributed
 from gpmil.data.bags import Bags
 from gpmil.distributed import Cohort, Facts, WholeCohort
+from gpmil.fast.lanes import one_thread
 from gpmil.models.base import resolve_device
 from gpmil.models.checks import (
     check_inducing,
@@ -39,6 +41,7 @@ logger = logging.getLogger("gpmil")
 Model = TypeVar("Model", bound="SparseGPModel")
 TrainingCohort = WholeCohort | Cohort  # here, or in partitions elsewhere
 ROWS = 8192  # instances at a time where no bag has to be whole
+QUICK = 2**22  # numbers in H up to which one thread fits: others would only wait for each other
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -95,7 +98,9 @@ class SparseGPModel(SavedModel):
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
         device = resolve_device(self.device)
-        self._fit_to(WholeCohort(bags, device), y, device)
+        quick = bags.n_instances * int(self.n_inducing) <= QUICK and device.type == "cpu"
+        with one_thread() if quick else nullcontext():
+            self._fit_to(WholeCohort(bags, device), y, device)
 
     def _fit_to(self, cohort: TrainingCohort, y, device: torch.device) -> None:
         """The steps of a fit: to bags here, or on sums over partitions of them elsewhere."""

@@ -1,0 +1,76 @@
+"""Symmetric products against the plain ones."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
+
+import pytest
+import torch
+
+from gpmil.fast import lanes, products
+
+
+def draw(n, M, dtype):
+    generator = torch.Generator().manual_seed(n)
+    H = torch.randn(n, M, dtype=torch.float64, generator=generator)
+    return H.to(dtype), torch.randn(n, dtype=torch.float64, generator=generator)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 2500])  # none, and more than go at a time
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
+def test_products_are_the_plain_ones(n, dtype, tolerance):
+    H, weights = draw(n, 5, dtype)
+    weights[::3] = 0
+    expected = H.double().mT @ (weights[:, None] * H.double())
+    found = products.weighted_gram(H, weights.to(dtype))
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * max(n, 1))
+    plain = H.double().mT @ H.double()
+    torch.testing.assert_close(
+        products.gram(H).double(), plain, rtol=tolerance, atol=tolerance * max(n, 1)
+    )
+
+
+def test_columns_of_a_transposed_matrix_and_gradients():
+    H, weights = draw(9, 4, torch.float64)
+    torch.testing.assert_close(products.gram(H.mT.contiguous().mT), H.mT @ H)
+    H.requires_grad_()
+    products.weighted_gram(H, weights).sum().backward()
+    assert H.grad.isfinite().all()
+
+
+def test_one_thread_inside_one_thread():
+    before = torch.get_num_threads()
+    with lanes.one_thread():
+        with lanes.one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(RuntimeError), lanes.one_thread():
+        raise RuntimeError
+    assert torch.get_num_threads() == before
+
+
+def test_overlapping_work_with_one_thread_leaves_the_numbers_as_they_were():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    inside, leave = Barrier(3), [Event(), Event()]
+
+    def work(k):
+        with lanes.one_thread():
+            inside.wait()
+            leave[k].wait()
+            seen = torch.get_num_threads()
+        return seen, torch.get_num_threads()
+
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            done = [threads.submit(work, k) for k in range(2)]
+            inside.wait()
+            for k in range(2):
+                leave[k].set()
+                assert done[k].result() == (1, 2)
+        assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as new:
+            assert new.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(before)
