@@ -98,7 +98,7 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
         for make in parts:
             part = make()
             x = source.inputs(part.rows)
-            sizes = torch.from_numpy(np.diff(source.offsets)[part.bags]).to(source.device)
+            sizes = coupling.sent(np.diff(source.offsets)[part.bags], source.device)
             W, H = source.smoothed(part, x, sizes)
             gram += W.mT @ H
             sigma[part.rows] = part.diagonal().sqrt()
