@@ -97,6 +97,7 @@ def test_what_is_computed_anew_is_asked_for_all_that_it_can_tell(bags, monkeypat
         monkeypatch.setattr(stores, "CHUNK_ROWS", 50)
     assert relative_error(found["recompute"].w, found["memory"].w) < 1e-10
     assert set(asked["recompute"]) == {"bound"}
+    assert len(asked["recompute"]) <= 14 * len(problem.chunks)
     assert asked["memory"].count("bound") < asked["memory"].count("rise")
     assert len(asked["recompute"]) < len(asked["memory"])
 

@@ -164,6 +164,29 @@ def test_a_fit_reads_features_in_a_file_at_most_twice(place, tmp_path, reads, mo
         assert found.min() == 2 and (found - 2).sum() <= 16 + 3 * 4 + N_SLIDES
 
 
+@pytest.mark.parametrize("model", [gpmil.VGPMIL, gpmil.VGPMILPR])
+def test_a_fit_reads_a_mapped_file_twice(tmp_path, reads, monkeypatch, model):
+    """No pass of its own looks for missing values, but for samples as above; they are found."""
+    monkeypatch.setattr(features, "LOADED", 0)
+    monkeypatch.setattr(features, "ROWS", 16)
+    monkeypatch.setattr(inducing, "POINTS_PER_CENTRE", 3)
+    monkeypatch.setattr(with_novelty, "MOST_PATCHES", 1)
+    x = np.random.default_rng(0).normal(size=(120, 4))
+    np.save(tmp_path / "x.npy", x)
+    given = {"variance": 1.0, "lengthscale": 2.0, "n_inducing": 4, "mean": 0.0, "device": "cpu"}
+    offsets, labels = np.arange(0, 121, 5), np.arange(24) % 2
+    bags = gpmil.Bags(np.load(tmp_path / "x.npy", mmap_mode="r"), offsets, labels)
+    model(**given, random_state=0).fit(bags)
+    (found,) = reads.mapped.values()
+    assert found.min() == 2 and (found - 2).sum() <= 16 + 3 * 4 + len(bags)
+    x[77, 2] = np.nan
+    np.save(tmp_path / "y.npy", x)
+    bags = gpmil.Bags(np.load(tmp_path / "y.npy", mmap_mode="r"), offsets, labels)
+    for changed in ({}, {"n_components": 2}, {"standardize": False}):
+        with pytest.raises(ValueError, match=r"1 values are NaN or infinite, in 1 of 24 bags"):
+            model(**given, **changed).fit(bags)
+
+
 @pytest.mark.parametrize("batch", [20_000, 40])
 def test_a_prediction_reads_every_feature_once_and_once_for_patients(place, tmp_path, reads, batch):
     data = [*data_of(place / "other"), "--cache", tmp_path / "cache", "--batch", batch]

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpmil.coupling.part import Halved, Kernel
-from gpmil.coupling.precision import Edges, Offsets, bags_block, instance_rows
+from gpmil.coupling.precision import Edges, Offsets, bags_block, instance_rows, sent
 
 WIDEST = 64  # entries in a row of the envelope, on average: above it LAPACK is quicker
 NARROW = 8  # columns below which a product with Sigma is quicker than the envelope
@@ -37,16 +37,19 @@ class Dense:
 
     @classmethod
     def of(
-        cls, edges: Edges, offsets: Offsets, bags: Int[np.ndarray, " b"], strength: float
-    ) -> "Dense":
-        """Of some bags of a cohort, where its edges are."""
+        cls, edges: Edges, offsets: Offsets, bags: Int[np.ndarray, " b"], strength: float,
+        entries: int | None = None,
+    ) -> "Dense":  # fmt: skip
+        """Of some bags of a cohort, where its edges are; `entries` is their number, if known."""
         places = Places.of(edges, offsets, bags)
         factor = Factor.of(edges, places, strength)
         if factor is None:
-            found = inverted(places.precision(edges, strength))
+            found = inverted(places.precision(edges, strength, entries))
         else:
             found = factor.inverted(*places.mask.shape)
-        return cls(bags, places.rows, places.mask, *found, factor)
+        made = cls(bags, places.rows, places.mask, *found, factor)
+        made._place = places.place
+        return made
 
     def pad(self, x: Float[Tensor, "n k"]) -> Float[Tensor, "b p k"]:
         """The bags side by side, zeros where a bag is shorter."""
@@ -100,7 +103,7 @@ def inverted(
     precision: Float[Tensor, "b p p"],
 ) -> tuple[Float[Tensor, "b p p"], Float[Tensor, " b"]]:
     """Sigma = P^-1, and log|Sigma|."""
-    factor = torch.linalg.cholesky(precision)
+    factor = torch.linalg.cholesky_ex(precision).L  # nothing to check: all eigenvalues >= 1
     # log|Sigma_b| = -log|P_b|
     logdet = -2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     if not precision.is_cuda:
@@ -136,18 +139,23 @@ class Places(NamedTuple):
     def of(cls, edges: Edges, offsets: Offsets, bags: Int[np.ndarray, " b"]) -> "Places":
         """Padded to the size of the largest."""
         device, sizes = edges.start.device, offsets[bags + 1] - offsets[bags]
-        first, size = (torch.from_numpy(a).to(device) for a in (offsets[bags], sizes))
-        within = torch.arange(int(sizes.max()), device=device)
-        mask = within < size[:, None]
-        place = mask.view(-1).nonzero()[:, 0]
-        return cls(first, size, mask, (first[:, None] + within).view(-1)[place], place)
+        first, size = sent(np.stack([offsets[bags], sizes]), device)
+        p, n = int(sizes.max()), int(sizes.sum())
+        mask = torch.arange(p, device=device) < size[:, None]
+        # without a look at the mask, for which a GPU would be waited for
+        here, before = torch.arange(len(bags), device=device), size.cumsum(0) - size
+        bag = here.repeat_interleave(size, output_size=n)
+        within = torch.arange(n, device=device) - before[bag]
+        return cls(first, size, mask, first[bag] + within, bag * p + within)
 
-    def precision(self, edges: Edges, strength: float) -> Float[Tensor, "b p p"]:
+    def precision(
+        self, edges: Edges, strength: float, entries: int | None = None
+    ) -> Float[Tensor, "b p p"]:
         """P = I + lambda (diag(A 1) - A), the padding with unit rows."""
         (b, p), device, rows = self.mask.shape, edges.start.device, self.rows
         P = torch.zeros(b * p, p, dtype=torch.float64, device=device)
         count = edges.start[rows + 1] - edges.start[rows]
-        edge = torch.arange(int(count.sum()), device=device)
+        edge = torch.arange(int(count.sum()) if entries is None else entries, device=device)
         before = edges.start[rows] - (count.cumsum(0) - count)
         edge += before.repeat_interleave(count, output_size=len(edge))
         of = self.place.repeat_interleave(count, output_size=len(edge))

@@ -34,6 +34,7 @@ from gpmil.coupling.precision import (
     block,
     check_strength,
     instance_rows,
+    sent,
     sparse_precision,
     sparse_rows,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "parts",
     "plan",
     "runs",
+    "sent",
     "sparse_precision",
     "sparse_rows",
     "tridiagonal",
@@ -140,7 +142,7 @@ def plan(
         for bags in runs(np.flatnonzero(~coupled), sizes, max_rows)
     ]
     dense = [
-        partial(Dense.of, edges, offsets, bags, strength)
+        partial(Dense.of, edges, offsets, bags, strength, int(n_edges[bags].sum()))
         for bags in batches(np.flatnonzero(small), sizes, device)
     ]
     large = [

@@ -38,6 +38,14 @@ def sparse_precision(adjacency: sp.csr_array, strength: float) -> sp.csr_array:
     return p
 
 
+def sent(array: np.ndarray, device: Device) -> Tensor:
+    """An array on a device; a GPU need not have done its work before it comes."""
+    found = torch.from_numpy(array)
+    if torch.device(device).type != "cuda":
+        return found.to(device)
+    return found.pin_memory().to(device, non_blocking=True)
+
+
 class Edges(NamedTuple):
     """The neighbour graph as compressed rows, where the arithmetic is done."""
 

@@ -266,6 +266,7 @@ class Partition:
         """The first pass: H of the bags, which stays here, and its sums."""
         assert self.positive is not None
         self._sample, self._plan, self._gp = None, plan, plan.gp(self.device)
+        self._map = plan.feature_map.on(self.device)
         self.pieces, self._problem = (), None  # an earlier H goes before the next one comes
         self._grades = None
         source = Source(
@@ -301,8 +302,7 @@ class Partition:
         return self.bags.instance_labels if self._plan.taught else None
 
     def _inputs(self, rows: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
-        assert self._plan is not None
-        return self._plan.feature_map(features.take(self.rows, rows), self.device)
+        return self._map(features.take(self.rows, rows))
 
     def pull(self, w: Float[Tensor, " M"], c: float) -> tuple:
         """sum_b log Z_b and W'(E - c)."""

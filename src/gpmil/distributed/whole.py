@@ -55,8 +55,12 @@ class WholeCohort:
         return self.partition.labelled_patches()
 
     def feature_map(self, n_components: int | None, standardize: bool) -> FeatureMap:
-        """The way from features to kernel inputs."""
-        return features.fitted(self.partition.rows, n_components, standardize)
+        """The way from features to kernel inputs; missing values are found on it."""
+        try:
+            return features.fitted(self.partition.rows, n_components, standardize)
+        except (ValueError, RuntimeError):  # RuntimeError: no eigenvectors of NaN
+            self.bags.check_finite()
+            raise
 
     def kmeans_by_class(
         self, labels: Int[np.ndarray, " B"], feature_map: FeatureMap, n_inducing: int, seed: int,

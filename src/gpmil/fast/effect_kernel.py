@@ -50,6 +50,22 @@ def given(mu, sigma, hazard, gaps, start, stop, s, RARE: tl.constexpr, THREADS: 
 
 @triton.jit
 @no_type_check
+def _nearest(mu, sigma, start, stop, THREADS: tl.constexpr):
+    """The least sigma and the largest t of a bag, at s = 0."""
+    least = tl.full((THREADS,), float("inf"), dtype=tl.float64)
+    t = tl.full((THREADS,), -float("inf"), dtype=tl.float64)
+    for first in range(start, stop, THREADS):
+        rows = first + tl.arange(0, THREADS)
+        here = rows < stop
+        s = tl.load(sigma + rows, mask=here, other=1.0)
+        least = tl.minimum(least, tl.where(here, s, float("inf")))
+        own = tl.load(mu + rows, mask=here, other=0.0) / s
+        t = tl.maximum(t, tl.where(here, own, -float("inf")))
+    return tl.min(least, axis=0), tl.max(t, axis=0)
+
+
+@triton.jit
+@no_type_check
 def _mode(
     mu, sigma, hazard, gaps, start, stop, tau, RARE: tl.constexpr, SEARCH: tl.constexpr,
     THREADS: tl.constexpr,
@@ -58,6 +74,12 @@ def _mode(
     square = tau * tau
     log_z, f, G, bend, fine = given(mu, sigma, hazard, gaps, start, stop, 0.0, RARE, THREADS)
     slope = f * G
+    if RARE:
+        # all so far below zero that 1 - q is nothing: log(1 - q) ~ -t^2 / 2 of the nearest
+        least, t = _nearest(mu, sigma, start, stop, THREADS)
+        slope = tl.where(fine, slope, -t / least)
+        bend = tl.where(fine, bend, -1 / (least * least))
+        fine = t == t
     sign = tl.where(slope > 0, 1.0, tl.where(slope < 0, -1.0, 0.0)).to(tl.float64)
     low = tl.zeros([], dtype=tl.float64)
     high = square * tl.abs(slope)

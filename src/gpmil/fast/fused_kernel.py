@@ -149,9 +149,8 @@ def _against(
 @triton.jit
 @no_type_check
 def _hazards(
-    sigma, mean, out, diagonal, start, stop, THREADS: tl.constexpr, GRADIENT: tl.constexpr,
-    HESSIAN: tl.constexpr,
-):  # fmt: skip
+    sigma, mean, out, diagonal, start, stop, THREADS: tl.constexpr, GRADIENT: tl.constexpr
+):
     """log q = sum_i log(1 - Phi(t_i)); sigma h into `out`, or h / sigma for a GRADIENT."""
     log_q = tl.zeros((1,), dtype=tl.float64)
     for first in range(start, stop, THREADS):
@@ -161,7 +160,7 @@ def _hazards(
         log_upper, h, gap = tails(tl.load(mean + rows, mask=here, other=0.0) / s)
         log_q += tl.sum(tl.where(here, log_upper, 0.0), axis=0)
         tl.store(out + rows, h / s if GRADIENT else s * h, mask=here)
-        if HESSIAN:
+        if GRADIENT:
             tl.store(diagonal + rows, h * gap / (s * s), mask=here)
     return log_q
 
@@ -199,7 +198,7 @@ def sweep(
         stop = tl.load(offsets + b + 1)
         _mu(H, w, mean, start, stop, c, columns, inside, M, ROWS, False)
         tl.debug_barrier()
-        log_q = _hazards(sigma, mean, above, above, start, stop, THREADS, False, False)
+        log_q = _hazards(sigma, mean, above, above, start, stop, THREADS, False)
         log_p, factor, _ = _label(log_q, tl.load(positive + b) != 0)
         total += log_p
         tl.debug_barrier()
@@ -225,13 +224,14 @@ def sweep(
 def rise(
     H, sigma, w, offsets, positive, order, mean, weight, partial, log_z, diagonal, per_bag,
     prior_mean, n_bags, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
-    THREADS: tl.constexpr, HESSIAN: tl.constexpr,
+    THREADS: tl.constexpr,
 ):  # fmt: skip
     """Some of the bags: sum of log Z_b, and its gradient H'gamma = sum_b f_b v_b.
 
-    v_b = H_b'(h / sigma) is all that must be known of a bag. With HESSIAN also A = diag(d) + pull
-    pull' of every bag, d_i = -f_b h_i (h_i - t_i) / sigma_i^2, and H'pull = sqrt(q) / (1 - q) v_b
-    of a positive bag. Multiplied in float64, as all that decides convergence.
+    v_b = H_b'(h / sigma) is all that must be known of a bag. Also what minus the Hessian follows
+    from, next to nothing beside it: A = diag(d) + pull pull' of every bag, d_i = -f_b h_i (h_i -
+    t_i) / sigma_i^2, and H'pull = sqrt(q) / (1 - q) v_b of a positive bag. Multiplied in float64,
+    as all that decides convergence.
     """
     g = tl.program_id(0)
     c = tl.load(prior_mean)
@@ -245,21 +245,20 @@ def rise(
         stop = tl.load(offsets + b + 1)
         _mu(H, w, mean, start, stop, c, columns, inside, M, ROWS, True)
         tl.debug_barrier()
-        log_q = _hazards(sigma, mean, weight, diagonal, start, stop, THREADS, True, HESSIAN)
+        log_q = _hazards(sigma, mean, weight, diagonal, start, stop, THREADS, True)
         is_positive = tl.load(positive + b) != 0
         log_p, factor, not_q = _label(log_q, is_positive)
         total += log_p
         tl.debug_barrier()
         v = _against(H, weight, start, stop, columns, inside, M, COLUMNS, ROWS, True)
         gradient += factor * v
-        if HESSIAN:
-            pull = tl.where(is_positive, tl.exp(0.5 * log_q) / not_q, 0.0)
-            tl.store(per_bag + b * M + columns, pull * v, mask=inside)
-            for first in range(start, stop, THREADS):
-                rows = first + tl.arange(0, THREADS)
-                here = rows < stop
-                d = tl.load(diagonal + rows, mask=here, other=0.0)
-                tl.store(diagonal + rows, -factor * d, mask=here)
+        pull = tl.where(is_positive, tl.exp(0.5 * log_q) / not_q, 0.0)
+        tl.store(per_bag + b * M + columns, pull * v, mask=inside)
+        for first in range(start, stop, THREADS):
+            rows = first + tl.arange(0, THREADS)
+            here = rows < stop
+            d = tl.load(diagonal + rows, mask=here, other=0.0)
+            tl.store(diagonal + rows, -factor * d, mask=here)
         tl.debug_barrier()
     tl.store(partial + g * M + columns, gradient, mask=inside)
     tl.store(log_z + g + tl.arange(0, 1), total)
@@ -303,7 +302,7 @@ def spread(
         total = tl.max(mass, axis=0)
         least = tl.full([], float("inf"), tl.float32)
         best = first
-        for draw in tl.static_range(DRAWS):
+        for draw in range(DRAWS):
             below = mass < total * tl.load(u + (j - 1) * DRAWS + draw)
             drawn = tl.minimum(tl.sum(below.to(tl.int64), axis=0), n - 1)
             row = tl.load(distances + drawn * n + places, mask=inside, other=0.0)

@@ -78,34 +78,33 @@ class Pass:
 
     def rise(self, w: Float[Tensor, " M"], c: float) -> tuple[float, Tensor] | None:
         """sum_b log Z_b and its gradient in w."""
-        return self._run(w, c, None, None)
+        found = self._run(w, c)
+        return None if found is None else found[:2]
 
     def bound(self, w: Float[Tensor, " M"], c: float) -> tuple[float, Tensor, Tensor] | None:
         """sum_b log Z_b, its gradient in w, and minus its Hessian, multiplied in H's dtype."""
-        diagonal = torch.empty_like(self.bags[0])
-        per_bag = diagonal.new_empty(len(self.bags[-1]), self.H.shape[1])
-        found = self._run(w, c, diagonal, per_bag)
+        found = self._run(w, c)
         if found is None:
             return None
+        value, gradient, diagonal, per_bag = found
         # H'A H = H'diag(d) H + sum_b (H_b'pull_b)(H_b'pull_b)'
         middle = self.H.mT @ (diagonal.to(self.H.dtype)[:, None] * self.H)
-        return *found, middle.double() + per_bag.mT @ per_bag
+        return value, gradient, middle.double() + per_bag.mT @ per_bag
 
-    def _run(
-        self, w: Tensor, c: float, diagonal: Tensor | None, per_bag: Tensor | None
-    ) -> tuple[float, Tensor] | None:
+    def _run(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor, Tensor] | None:
+        """log Z, its gradient, d, and H_b'pull_b of every bag."""
         from gpmil.fast import fused_kernel
 
         (sigma, offsets, positive, order), M = self.bags, self.H.shape[1]
-        G = programs(len(order), self.H.device)
-        partial, log_z, scratch = (sigma.new_empty(s) for s in ((G, M), (G,), (2, len(sigma))))
-        wanted = diagonal is not None
+        n, G = len(sigma), programs(len(order), self.H.device)
+        partial, log_z, per_bag = (sigma.new_empty(s) for s in ((G, M), (G,), (len(order), M)))
+        mean, weight, diagonal = sigma.new_empty(3, n)
         fused_kernel.rise[(G,)](
-            self.H, sigma, w, offsets, positive, order, *scratch, partial, log_z,
-            diagonal if wanted else log_z, per_bag if wanted else log_z, sigma.new_full((1,), c),
-            len(order), M, power_of_two(M), ROWS, 32 * WARPS, wanted, num_warps=WARPS,
+            self.H, sigma, w, offsets, positive, order, mean, weight, partial, log_z, diagonal,
+            per_bag, sigma.new_full((1,), c), len(order), M, power_of_two(M), ROWS, 32 * WARPS,
+            num_warps=WARPS,
         )  # fmt: skip
         gradient, total = partial.sum(0), log_z.sum()
         fine = (torch.isfinite(gradient).all() & torch.isfinite(total)).to(total.dtype)
         value, in_range = torch.stack([total, fine]).tolist()  # the one time that it is waited for
-        return (value, gradient) if in_range else None
+        return (value, gradient, diagonal, per_bag) if in_range else None

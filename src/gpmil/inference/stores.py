@@ -102,7 +102,7 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
         for make in parts:
             part = make()
             x = source.inputs(part.rows)
-            sizes = torch.from_numpy(np.diff(source.offsets)[part.bags]).to(source.device)
+            sizes = coupling.sent(np.diff(source.offsets)[part.bags], source.device)
             W, H, own = source.smoothed(part, x, sizes)
             gram += own
             sigma[part.rows] = part.diagonal().sqrt()

@@ -117,12 +117,16 @@ class BagClassifier(ClassifierMixin, BaseEstimator):
         """Fit to labelled bags; y (0/1, one per bag) wins over `bags.labels`."""
         fresh = copy.copy(self)  # a fit that fails leaves this model as it was
         with progress_shown(bool(self.verbose)):
-            fresh._fit(check_bags(bags), y)
+            fresh._fit(check_bags(bags, finite=not self._notices_missing_values()), y)
         self.__dict__.update(fresh.__dict__)
         return self
 
     def _fit(self, bags: Bags, y) -> None:
         raise NotImplementedError
+
+    def _notices_missing_values(self) -> bool:
+        """Whether the fit finds NaN and infinity by itself, in what it reads first."""
+        return False
 
     def _remember_cohort(self, bags: Bags | Facts, y) -> Int[np.ndarray, " B"]:
         """Keep what a fitted model knows of its cohort; the labels 0/1 of the bags."""
@@ -284,14 +288,15 @@ def warning(wrong: str) -> str:
     return f"MISMATCH: {wrong} Predictions may be wrong."
 
 
-def check_bags(bags: Any) -> Bags:
-    """Insist on a `Bags`, with finite features."""
+def check_bags(bags: Any, finite: bool = True) -> Bags:
+    """Insist on a `Bags`, and on features that are finite."""
     if not isinstance(bags, Bags):
         raise ValueError(
             f"expected gpmil.Bags, got {type(bags).__name__}. Build one with "
             "gpmil.Bags.from_arrays(list of (n, D) arrays, labels=...) or gpmil.Bags.from_frame."
         )
-    bags.check_finite()  # a memory-mapped file was not read when the bags were built
+    if finite:
+        bags.check_finite()  # a memory-mapped file was not read when the bags were built
     return bags
 
 

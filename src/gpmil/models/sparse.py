@@ -95,6 +95,10 @@ class SparseGPModel(SavedModel):
         self.__dict__.update(fitted)
         return self
 
+    def _notices_missing_values(self) -> bool:
+        """A fit that takes statistics of the features need not read a file for that before."""
+        return bool(self.standardize) or self.n_components is not None
+
     def _fit(self, bags: Bags, y) -> None:
         self._check_settings()
         device = resolve_device(self.device)

@@ -40,18 +40,34 @@ class FeatureMap:
 
     def __call__(self, x: Rows, device: str | torch.device = "cpu") -> Float[Tensor, "n d"]:
         """Rows of raw features as float64 kernel inputs."""
-        if isinstance(x, np.ndarray):
-            x = torch.from_numpy(np.ascontiguousarray(x) if x.flags.writeable else np.array(x))
-        z = x.to(device).double()
+        return self.on(device)(x)
+
+    def on(self, device: str | torch.device) -> "PlacedMap":
+        """The same for many rows that come one after the other."""
         mean, scale = (torch.from_numpy(a).to(device) for a in (self.mean, self.scale))
         if self.components is None:
-            return (z - mean) / scale
-        return (z - mean) @ torch.from_numpy(self.components).to(device).mT / scale
+            return PlacedMap(mean, scale)
+        return PlacedMap(mean, scale, torch.from_numpy(self.components).to(device))
 
     def inverse(self, z: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n D"]:
         """Raw features that map to z (for PCA the one in the plane of the components)."""
         scores = z * self.scale
         return self.mean + (scores if self.components is None else scores @ self.components)
+
+
+class PlacedMap(NamedTuple):
+    """A feature map on a device."""
+
+    mean: Float[Tensor, " D"]
+    scale: Float[Tensor, " s"]
+    components: Float[Tensor, "d D"] | None = None
+
+    def __call__(self, x: Rows) -> Float[Tensor, "n d"]:
+        """Rows of raw features as float64 kernel inputs."""
+        if isinstance(x, np.ndarray):
+            x = torch.from_numpy(np.ascontiguousarray(x) if x.flags.writeable else np.array(x))
+        z = x.to(self.mean.device).double() - self.mean
+        return (z if self.components is None else z @ self.components.mT) / self.scale
 
 
 def on_device(features: Num[np.ndarray, "N D"], device: torch.device) -> Rows:
