@@ -4,10 +4,16 @@ import itertools
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, cohen_kappa_score, log_loss
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    cohen_kappa_score,
+    log_loss,
+    roc_auc_score,
+)
 
 from gpmil.decide.grade_metrics import expected_kappa, most_kappa
-from gpmil.metrics import calibration_error, confusion, grade_metrics
+from gpmil.metrics import calibration_error, class_metrics, confusion, grade_metrics
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +40,19 @@ def test_every_number_is_that_of_scikit_learn(known):
         assert found[name].low < found[name].value < found[name].high
     table = confusion(y, said, ["benign", "3", "4", "5"])
     assert table.to_numpy().sum() == 90 and table.loc["4", "3"] == ((y == 2) & (said == 1)).sum()
+
+
+def test_types_are_judged_as_scikit_learn_does(known):
+    y, p = known
+    found = class_metrics(y, p, n_bootstrap=50)
+    said = p.argmax(1)
+    assert found["accuracy"].value == pytest.approx(accuracy_score(y, said))
+    assert found["mean_recall"].value == pytest.approx(balanced_accuracy_score(y, said))
+    assert found["log_loss"].value == pytest.approx(log_loss(y, p))
+    for k in range(4):
+        assert found[f"auc_{k}"].value == pytest.approx(roc_auc_score(y == k, p[:, k]))
+        error = calibration_error((y == k).astype(int), p[:, k])
+        assert found[f"calibration_error_{k}"].value == pytest.approx(error)
 
 
 def test_patients_are_resampled_whole(known):

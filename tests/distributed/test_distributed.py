@@ -417,6 +417,10 @@ def on_a_rank(rank, port, folder):
         np.savez(f"{folder}/{name}{rank}.npz", **arrays)
     found = distributed.predict(model, mine)
     np.savez(f"{folder}/predicted{rank}.npz", proba=found.proba, mean=found.mean)
+    words = np.array(["benign", "3", "4"])[np.split(GRADES, [8])[rank]]
+    graded = clone(SEVERAL["grades"]).set_params(grades=["benign", "3", "4"])
+    graded = distributed.fit(graded, mine, words)
+    np.savez(f"{folder}/graded{rank}.npz", posterior_mean_=graded.posterior_mean_)
     flipped = distributed.fit(pri(**SMALL), lambda: mine, 1 - mine.labels)
     np.savez(f"{folder}/flipped{rank}.npz", posterior_mean_=flipped.posterior_mean_)
     said = []
@@ -463,6 +467,13 @@ def test_two_processes_take_labels_beside_the_bags(ranks):
     expected = pri(**SMALL).fit(bags(), 1 - bags().labels).posterior_mean_
     for rank in (0, 1):
         found = np.load(ranks / f"flipped{rank}.npz")["posterior_mean_"]
+        assert np.allclose(found, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
+
+
+def test_two_processes_fit_grades_by_their_names(ranks):
+    expected = clone(SEVERAL["grades"]).fit(bags(), GRADES).posterior_mean_
+    for rank in (0, 1):
+        found = np.load(ranks / f"graded{rank}.npz")["posterior_mean_"]
         assert np.allclose(found, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
 
 

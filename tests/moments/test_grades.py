@@ -7,8 +7,9 @@ from oracles import grades as oracle
 from scipy.linalg import block_diag
 from scipy.special import log_ndtr
 
-from gpmil.moments import with_effect
-from gpmil.moments.grades import GradedPatches, graded
+from gpmil.moments import taught, with_effect
+from gpmil.moments.given_effect import Patches
+from gpmil.moments.grades import Between, GradedPatches, by_difference, graded
 from gpmil.moments.likelihood import Group
 
 SIZES, GRADES = (3, 5, 4, 1, 3), (2, 0, 1, 3, 1)
@@ -54,6 +55,29 @@ def test_every_number_equals_dense_quadrature(tau, shift, second):
     alone, log_z_alone = likelihood.gradient(mu)
     np.testing.assert_allclose(alone, gamma, atol=1e-6)
     assert abs(float(log_z_alone - log_z)) < 1e-6
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_a_difference_is_the_sum_itself(above):
+    """Q+ - Q- and (1 - Q-) - (1 - Q+), in the middle, where all ways keep their digits."""
+    group, mu = some_bags(0.9, grades=(1,) * 5)
+    patches = Patches(mu - 0.9, group.sigma, group.offsets, group.row)
+    bags = Between(patches, torch.zeros_like(mu), torch.linspace(0.9, 2.0, 5).double())
+    tau = torch.tensor(0.9).double()
+    found, close = by_difference(bags, tau, True, above)
+    assert not close.any()
+    naive = taught.summed(bags, tau, True)
+    np.testing.assert_allclose(found.log_z, naive.log_z, atol=1e-6)
+    np.testing.assert_allclose(found.gamma, naive.gamma, atol=2e-6)
+    same = group.row[:, None] == group.row
+
+    def second(m):
+        return torch.diag(m.curvature) + (m.up @ m.up.T - m.down @ m.down.T) * same
+
+    # patches share an effect: the low-rank part has its two largest terms
+    np.testing.assert_allclose(second(found), second(naive), atol=2e-3)
+    alone = by_difference(bags, tau, False, above)[0]
+    np.testing.assert_allclose(alone.gamma, found.gamma, atol=1e-6)
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.8])

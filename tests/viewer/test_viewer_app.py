@@ -174,8 +174,13 @@ def test_grades_of_slides_and_patches_are_told(tmp_path):
     said = [f["properties"]["classification"]["name"] for f in features]
     assert said == [found["names"][k] for k in arrays["class_code"]]
     # a table that cannot be read is left out, and the rest is shown
-    (folder / "grades.csv").write_text("slide,call\na,7\n")
-    assert client(folder).get("/api/cohort").json()["classes"] == [None]
+    for odd in (
+        "slide,call\na,7\n",
+        "slide,call,P(7),P(8)\na,7,,\n",
+        "slide,call,P(7),P(8)\na,7,0,0\n",
+    ):
+        (folder / "grades.csv").write_text(odd)
+        assert client(folder).get("/api/cohort").json()["classes"] == [None]
     assert len(table) == 4
 
 

@@ -11,8 +11,9 @@ The ends are binary bags at moved means. Between them, with Q+ = Q(b_Y+1), Q- = 
 
     d log Z = (1 + r) d log Q+ - r d log Q-,    d2 Z / Z = (1 + r) d2 Q+ / Q+ - r d2 Q- / Q-
 
-and where digits would cancel, Q- being nearly Q+, z(s) = q+(s) - q-(s) is summed over the effect
-itself. Given s, with D = log q- - log q+, r = e^D / (1 - e^D) and e = d log q+ - d log q-,
+Where digits would cancel, Q- being nearly Q+, the complements take their place, Z = (1 - Q-) -
+(1 - Q+): two positive bags. Where these are alike as well, z(s) = q+(s) - q-(s) is summed over the
+effect itself. Given s, with D = log q- - log q+, r = e^D / (1 - e^D) and e = d log q+ - d log q-,
 
     d log z = d log q+ + r e,    d2 log z = diag(c+ + r (c+ - c-)) - r (1 + r) e e'
 
@@ -35,7 +36,7 @@ from gpmil.moments.taught import AtEffect, Both, Lesson, Taught
 from gpmil.moments.truncated import excess, log_not, upper_tail
 from gpmil.moments.with_effect import PatchesWithEffect
 
-CLOSE = -0.03  # log Q- - log Q+ above which z(s) is summed itself
+CLOSE = -0.03  # log of the smaller less that of the larger one, above which digits are lost
 FAR = -8.0  # t below which log(1 - Phi) is minus Phi to the last digit
 TINY = -30.0  # log(-D) below which 1 - e^D = -D
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -107,7 +108,16 @@ def evaluated(bags: Between, tau: Float[Tensor, ""], full: bool = True) -> Taugh
     """log Z and its derivatives; `full`: with second ones."""
     if float(tau.detach()) == 0:
         return taught.summed(bags, tau, full)
-    found, close = by_difference(bags, tau, full)
+    found, close = by_difference(bags, tau, full, above=False)
+    if not bool(close.any()):
+        return found
+    some, rows = bags.some(close)
+    return found.joined(_far_below(some, tau, full), rows, close.nonzero()[:, 0])
+
+
+def _far_below(bags: Between, tau: Float[Tensor, ""], full: bool) -> Taught:
+    """Bags that pass neither cut point, as a rule: their complements differ."""
+    found, close = by_difference(bags, tau, full, above=True)
     if not bool(close.any()):
         return found
     some, rows = bags.some(close)
@@ -115,34 +125,36 @@ def evaluated(bags: Between, tau: Float[Tensor, ""], full: bool = True) -> Taugh
 
 
 def by_difference(
-    bags: Between, tau: Float[Tensor, ""], full: bool
+    bags: Between, tau: Float[Tensor, ""], full: bool, above: bool
 ) -> tuple[Taught, Bool[Tensor, " b"]]:
-    """Z = Q+ - Q-, and where that loses digits."""
+    """Z = Q+ - Q-, or with `above` (1 - Q-) - (1 - Q+); and where that loses digits."""
     (mu, sigma, offsets, row), n = bags.patches, len(bags.side)
-    # Q+ and Q- as one cohort of twice as many negative bags
-    both = torch.cat([mu, mu + bags.width[row]]), sigma.repeat(2)
+    # the larger one and the smaller one as one cohort of twice as many bags
+    lower = mu + bags.width[row]
+    both = torch.cat([lower, mu] if above else [mu, lower]), sigma.repeat(2)
     starts = torch.cat([offsets, n + offsets[1:]])
     rows = torch.cat([row, row + len(bags.width)])
-    negative = torch.zeros_like(starts[1:], dtype=torch.bool)
+    positive = torch.full_like(starts[1:], above, dtype=torch.bool)
     if full:
-        m = slide_effect.moments(*both, negative, starts, tau, rows)
-        slope, log_q = m.gamma, m.log_z
+        m = slide_effect.moments(*both, positive, starts, tau, rows)
+        slope, log_p = m.gamma, m.log_z
     else:
-        slope, log_q = slide_effect.gradient(*both, negative, starts, tau, rows)
-    (g, g_low), (log_up, log_low) = slope.split(n), log_q.split(len(bags.width))
-    ratio = log_low - log_up
-    log_z = log_up + log_not(ratio.clamp(max=CLOSE))
-    more, less = torch.exp(log_up - log_z)[row], torch.exp(log_low - log_z)[row]  # 1 + r, r
-    gamma = more * g - less * g_low
+        slope, log_p = slide_effect.gradient(*both, positive, starts, tau, rows)
+    (g, g_less), (log_more, log_less) = slope.split(n), log_p.split(len(bags.width))
+    ratio = log_less - log_more
+    log_z = log_more + log_not(ratio.clamp(max=CLOSE))
+    more, less = torch.exp(log_more - log_z)[row], torch.exp(log_less - log_z)[row]  # 1 + r, r
+    gamma = more * g - less * g_less
     none = gamma[:, None][:, :0]
     if not full:
         return Taught(log_z, gamma, gamma, none, none), ratio > CLOSE
-    c, c_low = m.curvature.split(n)
-    # d2 Q / Q = diag(c) + F F'
-    F, F_low = m.factors.split(n)
-    up = more.sqrt()[:, None] * F
-    down = torch.cat([less.sqrt()[:, None] * F_low, gamma[:, None]], 1)
-    return Taught(log_z, gamma, more * c - less * c_low, up, down), ratio > CLOSE
+    c, c_less = m.curvature.split(n)
+    # d2 Q / Q = diag(c) + F F', of 1 - Q it is diag(c) - F F'
+    F, F_less = m.factors.split(n)
+    up, down = more.sqrt()[:, None] * F, less.sqrt()[:, None] * F_less
+    up, down = (down, up) if above else (up, down)
+    found = Taught(log_z, gamma, more * c - less * c_less, up, torch.cat([down, gamma[:, None]], 1))
+    return found, ratio > CLOSE
 
 
 # --- The likelihood -------------------------------------------------------------------------------

@@ -40,12 +40,17 @@ class ClassTable:
                 columns = class_columns(frame)
                 frame = with_numbers(frame, dict.fromkeys(columns.values(), SHARE), file)
                 found = cls(frame, list(columns), name)
-                if len(columns) < 2 or not found.rows["call"].isin(found.names).all():
-                    raise BadFile(
-                        f"{file}: calls and columns P(...) differ: was it changed by hand?"
-                    )
+                found.check(file)
                 return found
         return None
+
+    def check(self, file: Path) -> None:
+        """A BadFile where calls are no class, or probabilities are none."""
+        if len(self.names) < 2 or not self.rows["call"].isin(self.names).all():
+            raise BadFile(f"{file}: calls and columns P(...) differ: was it changed by hand?")
+        total = self.rows[list(class_columns(self.rows).values())].sum(axis=1, skipna=False)
+        if not np.allclose(total, 1, atol=1e-3):
+            raise BadFile(f"{file}: probabilities of a slide do not sum to 1: changed by hand?")
 
     @property
     def truth(self) -> str:
