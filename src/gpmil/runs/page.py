@@ -161,8 +161,10 @@ def _settings(run: RunContents) -> Section | None:
 
 def _unlike(model: BagClassifier) -> list[str]:
     """What is said of patch probabilities from slide labels alone, where the model has them."""
-    known = getattr(getattr(model, "cross_fit_", None), "unlike", None)
-    return [] if known is None else [f"unlike: {ANSWERS}.", f"Its own check: {known}."]
+    fitted = getattr(model, "cross_fit_", None)
+    known, patches = getattr(fitted, "unlike", None), getattr(fitted, "patches", None)
+    words = [] if patches is None else [f"probability: {patches}."]
+    return words + ([] if known is None else [f"unlike: {ANSWERS}.", f"Its own check: {known}."])
 
 
 def _fitted(model: BagClassifier, name: str) -> Any:
