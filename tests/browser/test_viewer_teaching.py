@@ -90,6 +90,8 @@ def test_marks_by_click_stroke_and_key_survive_a_reload(page, lesson, patches, s
     count(page, total)
     page.page.click("summary")
     assert page.page.input_value("#who") == "M. K."
+    page.page.check("#taught")
+    page.loaded()
     page.page.screenshot(path=screenshots / "viewer_teach.png")
     page.page.click("#undo")
     count(page, total - 1)

@@ -453,7 +453,7 @@ def test_learns_which_bags_hold_the_odd_instance(gated, smooth):
     [
         ({"gated": "yes"}, "gated must be True or False"),
         ({"smooth": -0.1}, "smooth must be a finite number >= 0"),
-        ({"smooth": "auto"}, "smooth must be a number or one of"),
+        ({"smooth": "auto"}, "smooth must be a finite number >= 0 or one of"),
         ({"smooth": np.nan}, "smooth must be a finite number"),
         ({"smooth": None}, "smooth must be"),
         ({"smooth": 1e13}, "at most 1e"),

@@ -274,7 +274,10 @@ def test_coupled_moments_of_a_model(tau, truth, bags, inducing, tmp_path):
         ({"solver": "sweeps"}, "not for solver='sweeps'"),
         ({"optimize": ("mean",)}, "knows no labels of patches"),
         ({"instance_labels": "yes"}, "instance_labels"),
-        ({"slide_effect": "none"}, r"slide_effect must be a number or one of \['auto', None\]"),
+        (
+            {"slide_effect": "none"},
+            r"slide_effect must be a finite number >= 0 or one of \['auto', None\]",
+        ),
     ],
 )
 def test_what_cannot_be_taught(more, match, bags):

@@ -812,7 +812,10 @@ BAD = [
     ({"bag": "mean"}, r"bag must be one of \['noisy_or', 'max'\], got 'mean'"),
     ({"bag": None}, "bag must be one of"),
     ({"expected_max": "x"}, r"expected_max must be one of \['product', 'largest'\], got 'x'"),
-    ({"lengthscale": "auto"}, r"lengthscale must be a number or one of \['sqrt_dim'\], got 'auto'"),
+    (
+        {"lengthscale": "auto"},
+        r"lengthscale must be a finite number > 0 or one of \['sqrt_dim'\], got 'auto'",
+    ),
     ({"lengthscale": 0.0}, "lengthscale must be a finite number > 0"),
     ({"lengthscale": [1.0, 2.0]}, "lengthscale must be a number, a word, or 4 positive numbers"),
     ({"variance": 0}, "variance must be a finite number > 0, got 0"),

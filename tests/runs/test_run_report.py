@@ -11,7 +11,7 @@ from synthetic import pri
 from typer.testing import CliRunner
 
 import gpmil
-from gpmil.cli import app
+from gpmil.cli import app, predict
 from gpmil.runs import judge, naming
 from gpmil.runs import page as run_report
 from gpmil.runs.contents import RunContents
@@ -329,8 +329,19 @@ def test_words_of_slides():
     unknown = row | {"label": np.nan, "low": np.nan, "log_odds": -1, "decision": "refer"}
     (line,) = naming.heading(unknown, {})
     assert line == "of unknown class; called negative, probability 0.768; refer"
+    _, warning = naming.heading(unknown | {"novelty": 2.5}, {})
+    assert warning.startswith("beyond the training range (novelty 2.5,")
     assert naming.rate_of({"options": {"asked": {"rate": 0.2}}}) == 0.2
     assert naming.rate_of({}) is None
+
+
+def test_predict_counts_slides_beyond_the_training_range(tmp_path, capsys):
+    """Once per slide, though a run may have several couplings."""
+    slides = pd.DataFrame({"slide": ["a", "b"] * 2, "novelty": [0.4, 1.2, 0.4, 1.2]})
+    predict._say(slides.assign(decision="refer", call=1), {}, tmp_path)
+    assert "1 beyond the training range" in capsys.readouterr().out
+    predict._say(slides[:1].assign(decision="refer", call=1), {}, tmp_path)
+    assert "beyond" not in capsys.readouterr().out
 
 
 def test_asked_rates_stand_beside_realised_ones():

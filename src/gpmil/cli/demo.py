@@ -363,9 +363,9 @@ SIMULATED = (
 )
 MAIN = f"Single-model figures show VGPMIL-PR-I with the {SUITED}."
 GALLERY = (
-    f"VGPMIL-PR-I with the {SUITED}. Left the truth (red: malignant), then the probability of "
-    "every patch on the fixed scale 0 to 1, then the standard deviation of its latent variable. "
-    "True lesions are outlined in red, marked patches in white. A slide's probability is that of "
+    f"VGPMIL-PR-I with the {SUITED}. Left the truth (red: malignant), then suspicion, "
+    "probability and doubt, as the lines below each map explain them. True lesions are outlined in "
+    "red, marked patches hatched. A slide's probability is that of "
     "at least one malignant patch: many patches with a small probability each add up. The slides "
     "are sorted by how much probability the model gave to the wrong label."
 )

@@ -214,5 +214,8 @@ def _say(table: pd.DataFrame, found: dict[str, Any], out: Path) -> None:
     referred = table["decision"].value_counts()
     if np.isin(["accept", "refer"], referred.index).any():
         print_line(f"{referred.get('accept', 0)} accepted, {referred.get('refer', 0)} referred")
+    beyond = table.loc[table["novelty"] > 1, "slide"].nunique() if "novelty" in table else 0
+    if beyond:
+        print_line(f"{beyond} beyond the training range (novelty above 1): their calls are guesses")
     show_metrics(found)
     print_line(f"Written to {out}. {RESEARCH}")

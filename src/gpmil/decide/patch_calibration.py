@@ -64,6 +64,12 @@ class PatchCalibrator:
         a, log_b = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-9, 9)] * 2).x
         return cls(float(a), float(np.exp(log_b)))
 
+    def __str__(self) -> str:
+        return (
+            "patches are calibrated by labelled ones that the models had not seen, "
+            f"Phi({self.intercept:.2g} + {self.slope:.2g} s) where the model's own is Phi(s)"
+        )
+
     def predict(self, scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """P(h = 1 | score)."""
         return ndtr(self.intercept + self.slope * scores)

@@ -30,13 +30,20 @@ def is_word(value: Any, *words: str) -> bool:
     return isinstance(value, str) and value in words
 
 
-def number(name: str, value: Any, above: float | None = None, least: float | None = None) -> None:
-    """Insist on a finite number within its limits."""
+def number(
+    name: str,
+    value: Any,
+    above: float | None = None,
+    least: float | None = None,
+    words: tuple[str | None, ...] = (),
+) -> None:
+    """Insist on a finite number within its limits; `words` that were allowed are named as well."""
     wanted = "a finite number"
     if above is not None:
         wanted += f" > {above:g}"
     if least is not None:
         wanted += f" >= {least:g}"
+    wanted += f" or one of {list(words)}" if words else ""
     good = is_number(value) and math.isfinite(value)
     if not good or (above is not None and value <= above) or (least is not None and value < least):
         raise ValueError(f"{name} must be {wanted}, got {value!r}.")
@@ -73,10 +80,8 @@ def word_or_number(
     least: float | None = None,
 ) -> None:
     """Insist on one of some words (None counts as one), or on a number."""
-    if value is not None and not isinstance(value, str):
-        number(name, value, above, least)
-    elif value not in words:
-        raise ValueError(f"{name} must be a number or one of {list(words)}, got {value!r}.")
+    if not (value is None or isinstance(value, str)) or value not in words:
+        number(name, value, above, least, words)
 
 
 def count(name: str, value: Any, least: int) -> None:

@@ -114,7 +114,7 @@ class CrossFit:
             odds,
             reference,
             SlideCalibrator.fit(odds, labels) if calibrated else None,
-            _unlike(own, same_kind(model, bags, ranks, ~negative)),
+            _unlike(own, same_kind(models[0], bags, ranks, ~negative)),
             of_patches(scores, bags.instance_labels, ~negative) if taught else None,
         )
 

@@ -151,7 +151,7 @@ def _settings(run: RunContents) -> Section | None:
         for name, meaning in MEANINGS.items()
         if name in learned(run.model)
     ]
-    words += _unlike(run.model)
+    words += _of_patches(run.model)
     if trace:
         words = [
             f"Settings given as “auto” were learned from the labels of the slides in {len(trace)} "
@@ -162,10 +162,12 @@ def _settings(run: RunContents) -> Section | None:
     return Section("Settings", words, [table], pictures)
 
 
-def _unlike(model: BagClassifier) -> list[str]:
-    """What is said of patch probabilities from slide labels alone, where the model has them."""
-    known = getattr(getattr(model, "cross_fit_", None), "unlike", None)
-    return [] if known is None else [f"unlike: {ANSWERS}.", f"Its own check: {known}."]
+def _of_patches(model: BagClassifier) -> list[str]:
+    """What is said of patch probabilities, by labelled patches and from slide labels alone."""
+    fitted = getattr(model, "cross_fit_", None)
+    known, patches = getattr(fitted, "unlike", None), getattr(fitted, "patches", None)
+    words = [] if patches is None else [f"probability: {patches}."]
+    return words + ([] if known is None else [f"unlike: {ANSWERS}.", f"Its own check: {known}."])
 
 
 def _fitted(model: BagClassifier, name: str) -> Any:

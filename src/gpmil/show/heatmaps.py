@@ -107,7 +107,7 @@ __all__ = [
 ]
 
 Uncertainty = Literal["panel", "opacity"]
-TICKS = ((0.0, "1"), (1.0, "0.1"), (2.0, "0.01"), (3.0, "\u2264 0.001"))  # of suspicion
+TICKS = ((0.0, "1"), (1.0, "0.1"), (2.0, "0.01"), (3.0, "0.001"))  # of suspicion
 MARKED = ("suspicion", "grade", "type", "probability", "unlike")  # panels with marks on them
 NO_P_VALUES = (
     "no suspicion: there are no p-values (the model was fitted without flags, or another coupling "
@@ -279,9 +279,7 @@ def _draw_panel(
         draw_truth(ax, patches.layout, patches.truth)
     elif name == "suspicion" and patches.p_value is not None:
         image = draw_suspicion(ax, patches.layout, patches.p_value, over)
-        bar_below(ax, image, "p-value", foot)
-        bar = ax.get_figure(root=True).axes[-1]  # type: ignore[union-attr]  # just made
-        bar.set_xticks([at for at, _ in TICKS], [word for _, word in TICKS])
+        bar_below(ax, image, "p-value", foot, ticks=TICKS)
     elif name in ("grade", "type") and patches.classes is not None:
         draw_classes(ax, patches.layout, patches.classes, over)
     elif name.startswith("P(") and patches.classes is not None:

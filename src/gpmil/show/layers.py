@@ -133,16 +133,17 @@ def scale_top(*values: np.ndarray) -> float:
 
 
 def doubt_limits(*values: np.ndarray) -> tuple[float, float]:
-    """Ends of a scale of doubts: the range of the values, rounded outwards to twentieths.
+    """Ends of a scale of doubts: 0, known, to the largest value, rounded up to twentieths.
 
     >>> doubt_limits(np.array([0.62, 0.71]), np.array([0.66, np.nan]))
-    (0.6, 0.75)
+    (0.0, 0.75)
+    >>> doubt_limits(np.ones(3))  # nothing is known, and looks like it
+    (0.0, 1.0)
     """
     known = np.concatenate([v[np.isfinite(v)] for v in values] or [np.zeros(0)])
     if not len(known):
         return 0.0, 1.0
-    low, high = np.floor(known.min() * 20) / 20, np.ceil(known.max() * 20) / 20
-    return float(low), float(max(high, low + 0.05))
+    return 0.0, float(np.clip(np.ceil(known.max() * 20 - 1e-9) / 20, 0.05, 1.0))
 
 
 def hatch(ax: Axes, layout: Layout, marked: Bool[np.ndarray, " n"]) -> None:

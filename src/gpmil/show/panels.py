@@ -22,6 +22,7 @@ GAP, MARGIN, HEAD, FOOT = 0.25, 0.1, 0.3, 0.5
 TITLE, RULER, SECOND_BAR, LINE = 0.26, 0.3, 0.46, 0.145
 WIDE = 2.2  # width by height from which on panels are stacked
 SMALL = FONT - 1.5  # size of words beside the panels
+Ticks = Sequence[tuple[float, str]]  # places on a scale, and what stands there
 
 
 class Words(NamedTuple):
@@ -119,7 +120,7 @@ def axes_at(figure: Figure, left: float, bottom: float, width: float, height: fl
 
 # --- Bars below a panel ---------------------------------------------------------------------------
 def bar_below(
-    ax: Axes, scale: ScalarMappable, label: str, foot: float, up: float = 0.0
+    ax: Axes, scale: ScalarMappable, label: str, foot: float, up: float = 0.0, ticks: Ticks = ()
 ) -> ScalarMappable:
     """The scale of a map below its panel, `up` above the lowest place of its foot."""
     figure = ax.get_figure(root=True)
@@ -129,21 +130,26 @@ def bar_below(
     wide = min(box.width * inches[0], 1.9)
     left = (box.x0 + box.width / 2) * inches[0] - wide / 2
     bottom = box.y0 * inches[1] - foot + FOOT - 0.16 + up
-    colour_bar(figure, axes_at(figure, left, bottom, wide, 0.08), scale, label)
+    colour_bar(figure, axes_at(figure, left, bottom, wide, 0.08), scale, label, ticks)
     return scale
 
 
-def colour_bar(figure: Figure, ax: Axes, image: ScalarMappable, label: str) -> None:
-    """A horizontal colour bar that fills the axes."""
+def colour_bar(
+    figure: Figure, ax: Axes, image: ScalarMappable, label: str, ticks: Ticks = ()
+) -> None:
+    """A horizontal colour bar that fills the axes, with its ends and the middle as numbers."""
     ax.set_axis_on()
     bar = figure.colorbar(image, cax=ax, orientation="horizontal")
     bar.outline.set_visible(False)
     low, high = image.get_clim()
-    if low is not None and high is not None:  # few numbers: narrow panels have no room for more
-        ticks = [low, (low + high) / 2, high]
-        bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
-        for text, side in zip(ax.get_xticklabels(), ("left", "center", "right")):
-            text.set_horizontalalignment(side)  # not into the bar of the next panel
+    if not ticks and low is not None and high is not None:
+        # few numbers: narrow panels have no room for more
+        ticks = [(at, f"{at:.3g}") for at in (low, (low + high) / 2, high)]
+    if ticks:
+        bar.set_ticks([at for at, _ in ticks], labels=[word for _, word in ticks])
+        words = ax.get_xticklabels()
+        words[0].set_horizontalalignment("left")  # not into the bar of the next panel
+        words[-1].set_horizontalalignment("right")
     ax.tick_params(labelsize=FONT - 2, colors=MUTED, length=2, width=0.6)
     ax.set_xlabel(label, fontsize=SMALL, color=MUTED, labelpad=1)
 

@@ -25,6 +25,7 @@ from gpmil.data.graphs import infer_step
 from gpmil.files.foreign import BadFile
 from gpmil.runs.class_table import class_layer
 from gpmil.runs.files import read_patches
+from gpmil.runs.maps_input import CENTRE, MICRONS
 from gpmil.show import qupath
 from gpmil.show.classes import ClassLayer
 from gpmil.show.layers import SMALLEST_P, TISSUE, scale_top, suspicion, suspicion_colours
@@ -38,7 +39,6 @@ MAGIC = b"GPM1"
 MOST_BYTES = 100_000_000  # of maps that are kept
 MOST_CELLS, LONGEST_SIDE = 64_000_000, 16_384  # of a grid that a browser can draw; uint16 holds it
 THUMBNAIL = 160  # pixels of the longer side
-MICRONS, CENTRE = "microns", "centre"
 PIECE = 2_000  # patches of a GeoJSON file that are made at once
 EMPTY: dict[str, Any] = {"type": "FeatureCollection", "features": []}
 
