@@ -130,11 +130,11 @@ def test_what_runs_at_the_end_of_the_time_is_given_up(tmp_path, monkeypatch):
     ended = threading.Event()
 
     class Pool(ThreadPoolExecutor):
-        def shutdown(self, wait=True, kill_workers=False):
+        def terminate(self, kill_workers):
             assert kill_workers
             ended.set()
 
-    monkeypatch.setattr(parts, "get_reusable_executor", lambda n, env: Pool(n))
+    monkeypatch.setattr(parts, "get_memmapping_executor", lambda n, env: Pool(n))
     monkeypatch.setattr(time, "sleep", lambda seconds: seconds and ended.wait(60))
     plans = [Sleeper("long", 1.0), Sleeper("short", 0.0), Sleeper("shorter", 0.0)]
     found = [result for _, result, _ in parts.carry_out(plans, tmp_path, n_jobs=2, seconds=3)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from joblib.externals.loky import get_reusable_executor
+from joblib.executor import get_memmapping_executor
 
 from gpmil import __version__
 from gpmil.files.whole import write_whole
@@ -130,7 +130,7 @@ def _side_by_side(
     waiting: Sequence[AnyPart], files: Mapping[int, Path], n_jobs: int, deadline: float
 ) -> Iterator[tuple[AnyPart, Any]]:
     """In processes of one thread each; those that run at the deadline are ended."""
-    pool = get_reusable_executor(n_jobs, env=ONE_THREAD)
+    pool = get_memmapping_executor(n_jobs, env=ONE_THREAD)  # large arrays are shared
     still = iter(waiting)
     running: dict[Future[Any], AnyPart] = {}
     try:
@@ -145,7 +145,7 @@ def _side_by_side(
                 yield running.pop(job), job.result()
     finally:
         if running:
-            pool.shutdown(kill_workers=True)
+            pool.terminate(kill_workers=True)
 
 
 def _compute_and_keep(part: Part, file: Path) -> Any:
