@@ -144,8 +144,7 @@ def _side_by_side(
             for job in done:
                 yield running.pop(job), job.result()
     finally:
-        if running:
-            pool.terminate(kill_workers=True)
+        pool.terminate(kill_workers=True)
 
 
 def _compute_and_keep(part: Part, file: Path) -> Any:
