@@ -220,6 +220,13 @@ def test_means_of_neighbours_are_columns_too():
         bags.with_features(bags.features[1:])
 
 
+def test_there_may_be_any_number_of_lengths():
+    bags = shifted_mean.draw(24, 300, seed=(7,))
+    few = {"n_inducing": 6, "tuning_budget": 4, "device": "cpu", "random_state": 0}
+    model = gpmil.VGPMILPR(lengthscale="ard", **few).fit(bags)
+    assert model.lengthscale_.shape == (300,) and np.isfinite(model.lengthscale_).all()
+
+
 def test_screened_instances_are_of_the_bags_that_were_given():
     bags = shifted_mean.draw(40, 4, seed=(5,))
     model = ScreenedMIL(gpmil.VGPMILPR(**LOW | {"n_inducing": 10}, random_state=0)).fit(bags)
