@@ -29,6 +29,7 @@ def test_pathology():
     assert dict(names["bags"].facts) == expected
     assert "magnification 20x" in str(names["refused"]) and "10x" in str(names["refused"])
     assert len(names["collection"]["features"]) == len(names["one"])
+    assert roc_auc_score(names["test"].labels, names["p"]) > 0.9
 
 
 def test_chains_gain_by_coupling():

@@ -512,7 +512,8 @@ def test_several_jobs_start_with_the_longest_parts(small, tmp_path, monkeypatch)
     monkeypatch.setattr(study, "compute", compute)
     few = [replace(small_method(f"pr{k}"), effort=k) for k in (2.0, 1.0, 7.0, 3.0)]
     plans = study.planned(small, few, 1, flags=False)
-    monkeypatch.setattr(parts, "get_reusable_executor", lambda n, env: ThreadPoolExecutor(n))
+    monkeypatch.setattr(ThreadPoolExecutor, "terminate", lambda *_, **__: None, raising=False)
+    monkeypatch.setattr(parts, "get_memmapping_executor", lambda n, env: ThreadPoolExecutor(n))
     found = list(parts.carry_out(plans, tmp_path, n_jobs=2))
     assert sorted(started[:2]) == [3.0, 7.0]
     assert {id(part) for part, _, _ in found} == {id(part) for part in plans}

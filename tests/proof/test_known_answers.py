@@ -220,6 +220,13 @@ def test_means_of_neighbours_are_columns_too():
         bags.with_features(bags.features[1:])
 
 
+def test_there_may_be_any_number_of_lengths():
+    bags = shifted_mean.draw(24, 300, seed=(7,))
+    few = {"n_inducing": 6, "tuning_budget": 4, "device": "cpu", "random_state": 0}
+    model = gpmil.VGPMILPR(lengthscale="ard", **few).fit(bags)
+    assert model.relevance_.shape == (300,) and (model.relevance_ > 0).all()
+
+
 def test_screened_instances_are_of_the_bags_that_were_given():
     bags = shifted_mean.draw(40, 4, seed=(5,))
     model = ScreenedMIL(gpmil.VGPMILPR(**LOW | {"n_inducing": 10}, random_state=0)).fit(bags)
@@ -233,3 +240,5 @@ def test_a_network_of_torchmil_takes_the_shortcut():
     train, moved = both(1, 40)
     model = torchmil_models.TorchmilModel(network="ABMIL", max_epochs=12).fit(train)
     assert auc(model, train) > 0.9 and auc(model, moved) < 0.5
+    model = torchmil_models.TorchmilModel(network="ABMIL", max_epochs=1, n_components=3).fit(train)
+    assert model.predict_proba(moved).shape == (40, 2)

@@ -126,15 +126,24 @@ def test_tables_get_the_same_share_of_the_time():
     assert order == [*cheap[:3], dear[1], dear[0], *cheap[3:], dear[2]]
 
 
+def test_one_part_that_fails_does_not_cost_the_page_under_a_limit(tmp_path, monkeypatch, caplog):
+    plans = [Sleeper("good", 0.0), Sleeper("bad", 1.0)]
+    monkeypatch.setattr(time, "sleep", lambda seconds: 1 / 0 if seconds else None)
+    found = [result for _, result, _ in parts.carry_out(plans, tmp_path, seconds=60)]
+    assert found == ["good"] and "failed: ZeroDivisionError" in caplog.text
+    with pytest.raises(ZeroDivisionError):
+        list(parts.carry_out(plans, tmp_path))
+
+
 def test_what_runs_at_the_end_of_the_time_is_given_up(tmp_path, monkeypatch):
     ended = threading.Event()
 
     class Pool(ThreadPoolExecutor):
-        def shutdown(self, wait=True, kill_workers=False):
+        def terminate(self, kill_workers):
             assert kill_workers
             ended.set()
 
-    monkeypatch.setattr(parts, "get_reusable_executor", lambda n, env: Pool(n))
+    monkeypatch.setattr(parts, "get_memmapping_executor", lambda n, env: Pool(n))
     monkeypatch.setattr(time, "sleep", lambda seconds: seconds and ended.wait(60))
     plans = [Sleeper("long", 1.0), Sleeper("short", 0.0), Sleeper("shorter", 0.0)]
     found = [result for _, result, _ in parts.carry_out(plans, tmp_path, n_jobs=2, seconds=3)]

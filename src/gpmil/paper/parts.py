@@ -7,21 +7,25 @@ short, every table of a study gets its share of it.
 import hashlib
 import io
 import json
+import logging
 import math
 import time
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from joblib.externals.loky import get_reusable_executor
+from joblib.executor import get_memmapping_executor
 
 from gpmil import __version__
 from gpmil.files.whole import write_whole
+
+logger = logging.getLogger("gpmil")
 
 Packed = tuple[dict[str, np.ndarray], dict[str, Any]]  # arrays, and a card of plain values
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -86,7 +90,8 @@ def carry_out(
 ) -> Iterator[tuple[AnyPart, Any, bool]]:
     """Every part with its result, and whether it was kept from before, as they become known.
 
-    What is not finished after `seconds` is given up; of several jobs, also what was begun.
+    What is not finished after `seconds` is given up; of several jobs, also what was begun. A part
+    that fails ends the study; under a limit of time it is logged, and left out.
     """
     deadline = time.monotonic() + seconds
     files = {id(part): folder / f"{part.name()}.npz" for part in parts}
@@ -97,16 +102,19 @@ def carry_out(
             waiting.append(part)
         else:
             yield part, known, True
-    if n_jobs == 1:
-        for part in waiting:
-            if time.monotonic() >= deadline:
-                return
-            yield part, _compute_and_keep(part, files[id(part)]), False
-        return
-    if seconds == math.inf:  # the longest first, or the last of them would run alone
+    if seconds == math.inf and n_jobs != 1:
+        # the longest first, or the last of them would run alone
         waiting.sort(key=lambda part: -part.effort)
-    for part, result in _side_by_side(waiting, files, n_jobs, deadline):
-        yield part, result, False
+    work = _one_by_one if n_jobs == 1 else partial(_side_by_side, n_jobs=n_jobs)
+    for part, result in work(waiting, files, deadline):
+        try:
+            found = result()
+        except Exception as error:
+            if seconds == math.inf:
+                raise
+            logger.error("%s failed: %s: %s", part.title, type(error).__name__, error)
+            continue
+        yield part, found, False
 
 
 def in_fair_order(parts: Sequence[AnyPart]) -> list[AnyPart]:
@@ -126,11 +134,21 @@ def in_fair_order(parts: Sequence[AnyPart]) -> list[AnyPart]:
     return sorted(parts, key=lambda part: (place[part.table, part.turn], part.effort))
 
 
+def _one_by_one(
+    waiting: Sequence[AnyPart], files: Mapping[int, Path], deadline: float
+) -> Iterator[tuple[AnyPart, Callable[[], Any]]]:
+    """Here, as long as there is time; what is begun is finished."""
+    for part in waiting:
+        if time.monotonic() >= deadline:
+            return
+        yield part, partial(_compute_and_keep, part, files[id(part)])
+
+
 def _side_by_side(
-    waiting: Sequence[AnyPart], files: Mapping[int, Path], n_jobs: int, deadline: float
-) -> Iterator[tuple[AnyPart, Any]]:
+    waiting: Sequence[AnyPart], files: Mapping[int, Path], deadline: float, n_jobs: int
+) -> Iterator[tuple[AnyPart, Callable[[], Any]]]:
     """In processes of one thread each; those that run at the deadline are ended."""
-    pool = get_reusable_executor(n_jobs, env=ONE_THREAD)
+    pool = get_memmapping_executor(n_jobs, env=ONE_THREAD)  # large arrays are shared
     still = iter(waiting)
     running: dict[Future[Any], AnyPart] = {}
     try:
@@ -142,10 +160,9 @@ def _side_by_side(
             if not done:
                 return
             for job in done:
-                yield running.pop(job), job.result()
+                yield running.pop(job), job.result
     finally:
-        if running:
-            pool.shutdown(kill_workers=True)
+        pool.terminate(kill_workers=True)
 
 
 def _compute_and_keep(part: Part, file: Path) -> Any:

@@ -39,7 +39,7 @@ def unfinished(plans: Sequence[Any], known: Sequence[Any]) -> str:
         for table in wanted
         if there[table] < wanted[table]
     ]
-    return f"Not finished in the time that was given: {'; '.join(short)}." if short else ""
+    return f"Not finished in time, or failed: {'; '.join(short)}." if short else ""
 
 
 TESTS = {

@@ -46,8 +46,9 @@ class TorchmilModel(BagClassifier):
         self._fit_feature_map(bags.features)
         torch.manual_seed(self.random_state)
         made: Callable[..., Any] = getattr(importlib.import_module("torchmil.models"), self.network)
-        embedding = torch.nn.Sequential(torch.nn.Linear(bags.n_features, HIDDEN), torch.nn.ReLU())
-        self.network_ = made(in_shape=(bags.n_features,), feat_ext=embedding)
+        width = self._feature_map()(bags.features[:1]).shape[1]  # with n_components fewer
+        embedding = torch.nn.Sequential(torch.nn.Linear(width, HIDDEN), torch.nn.ReLU())
+        self.network_ = made(in_shape=(width,), feat_ext=embedding)
         target = torch.from_numpy(labels).float()
         rng = np.random.default_rng(self.random_state)
         with torch.enable_grad():

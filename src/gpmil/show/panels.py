@@ -127,7 +127,7 @@ def bar_below(
     assert figure is not None
     inches = figure.get_size_inches()
     box = ax.get_position(original=True)
-    wide = min(box.width * inches[0], 1.9)
+    wide = min(0.82 * box.width * inches[0], 1.9)  # the numbers at its ends need room
     left = (box.x0 + box.width / 2) * inches[0] - wide / 2
     bottom = box.y0 * inches[1] - foot + FOOT - 0.16 + up
     colour_bar(figure, axes_at(figure, left, bottom, wide, 0.08), scale, label, ticks)
