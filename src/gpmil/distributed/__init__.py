@@ -13,7 +13,8 @@ from gpmil.data.bags import Bags
 from gpmil.distributed.cluster import Cluster, Local
 from gpmil.distributed.cohort import Cohort, cut
 from gpmil.distributed.dask_cluster import DaskCluster, check_client
-from gpmil.distributed.partition import BagSource, Facts, Partition, Plan, Predicted
+from gpmil.distributed.facts import Facts
+from gpmil.distributed.partition import BagSource, Partition, Plan, Predicted
 from gpmil.distributed.torch_group import TorchGroup, default_group, together
 from gpmil.distributed.whole import WholeCohort
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from gpmil.data import extraction
 from gpmil.data.bags import Bags
 from gpmil.distributed.cluster import Cluster
-from gpmil.distributed.partition import BagExcerpt, Facts, Plan
+from gpmil.distributed.facts import Facts
+from gpmil.distributed.partition import BagExcerpt, Plan
 from gpmil.inference import solvers as inference
 from gpmil.inference.leave_out import Optimum
 from gpmil.inference.solvers import Problem

@@ -17,7 +17,8 @@ import numpy as np
 from gpmil import extras
 from gpmil.data.bags import Bags
 from gpmil.distributed.cluster import Call, Cluster, Reply, answer
-from gpmil.distributed.partition import BagSource, Facts, Partition
+from gpmil.distributed.facts import Facts
+from gpmil.distributed.partition import BagSource, Partition
 
 logger = logging.getLogger("gpmil")
 POLL = 1.0  # seconds between looks at which workers are still there

@@ -14,12 +14,13 @@ import gpytorch
 import numpy as np
 import scipy.sparse as sp
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gpmil.coupling.operator import dense_parts, instance_rows, parts, runs
 from gpmil.data.bags import Bags
 from gpmil.data.labelled import labelled_rows
+from gpmil.distributed.facts import Facts
 from gpmil.inference import leave_out
 from gpmil.inference.extended import Kept
 from gpmil.inference.leave_grades import Grades
@@ -39,39 +40,6 @@ from gpmil.process.slide_context import SlideContext, bag_means
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, marginal
 
 BagSource = Bags | Callable[[], Bags]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of some bags without their features."""
-
-    names: np.ndarray
-    labels: Int[np.ndarray, " B"]
-    sizes: Int[np.ndarray, " B"]
-    n_features: int
-    n_edges: int
-    graph: str | None
-    has_geometry: bool
-    class_names: tuple[str, str] | None
-    extraction: dict[str, Any]  # as in Bags.facts
-    y: np.ndarray | None = None  # labels that were given beside the bags
-    groups: Shaped[np.ndarray, " B"] | None = None  # patients
-
-    @classmethod
-    def of(cls, bags: Bags, y: np.ndarray | None = None) -> "Facts":
-        """The facts of some bags."""
-        return cls(
-            bags.names, bags.labels, bags.sizes, bags.n_features, bags.adjacency.nnz // 2,
-            bags.graph, bags.has_geometry, bags.class_names, dict(bags.facts), y, bags.groups,
-        )  # fmt: skip
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    @property
-    def n_instances(self) -> int:
-        """Number of instances."""
-        return int(self.sizes.sum())
 
 
 @dataclass(frozen=True)

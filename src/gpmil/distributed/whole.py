@@ -16,7 +16,8 @@ from torch import Tensor
 
 from gpmil.coupling.operator import instance_rows
 from gpmil.data.bags import Bags
-from gpmil.distributed.partition import Facts, Partition, Plan
+from gpmil.distributed.facts import Facts
+from gpmil.distributed.partition import Partition, Plan
 from gpmil.inference import leave_out, leave_patients
 from gpmil.inference import solvers as inference
 from gpmil.inference.extended import Kept

@@ -26,7 +26,7 @@ exhibit = partial(Exhibit, "C", "posterior", "Is the truth where the posterior s
 def parts(plan: Plan) -> Iterator[Trials]:
     """500 draws of both cases; quick: 30."""
     n = 30 if plan.quick else DRAWS_PER_COHORT * plan.cohorts
-    return in_parts(NAME, ranks.CASES, ranks.one_cohort, n, 25, cost=40_000.0)
+    return in_parts(NAME, ranks.CASES, ranks.one_cohort, n, 25, cost=8_000.0)
 
 
 def frame(found: Sequence[tuple[Any, Any]]) -> pd.DataFrame:
