@@ -7,6 +7,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from gpmil.data.bags import Bags
 from gpmil.data.folds import left_out_together, share_patients, whole_patients
 from gpmil.distributed import Facts, Plan, WholeCohort
+from gpmil.fast.lanes import one_thread
 from gpmil.inference import simpler, tuning
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import Settings
@@ -243,9 +245,11 @@ class TunedGP(PatientGP):
         self._check_learnable(labels)
         chosen, groups = self._learned_from(labels, cohort.whole.groups)
         kernels = AUTO_KERNELS if is_word(self.kernel, "auto") else (self.kernel_,)
-        made = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], device, groups)
-        spare = spared(names, cohort.whole.has_geometry)
-        found = learn(made, kernels, self._space(cohort.whole, names), budget, spare, self._seed())
+        # where a slide effect is summed over, compiled loops are quicker than a GPU
+        made = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], CPU, groups)
+        spare, space = spared(names, cohort.whole.has_geometry), self._space(cohort.whole, names)
+        with one_thread() if device.type == "cuda" else nullcontext():
+            found = learn(made, kernels, space, budget, spare, self._seed())
         self.kernel_ = found.kernel
         if self.variance_ is not None:
             self.variance_, self.lengthscale_ = found.settings[:2]
