@@ -1,5 +1,7 @@
 """Bag likelihoods, over the table: their derivatives, and what they leave out."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -135,7 +137,7 @@ def test_products_of_bags_by_a_sparse_matrix_or_one_by_one(dtype, monkeypatch):
     signs = torch.tensor([[1.0, -1], [1, 1], [-1, 1]]).double()
     left = signs.repeat_interleave(offsets.diff(), 0) * x
     dense = torch.diag(diagonal)
-    for a, b in zip(offsets, offsets[1:]):
+    for a, b in itertools.pairwise(offsets.tolist()):
         dense[a:b, a:b] += left[a:b] @ x[a:b].mT
     expected = H.double().mT @ dense @ H.double()
     for many in (1, 100):
