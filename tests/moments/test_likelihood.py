@@ -1,5 +1,7 @@
 """Bag likelihoods, over the table: their derivatives, and what they leave out."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from synthetic import pri, small_cohort, some_inducing
 
 from gpmil.coupling import operator as coupling
 from gpmil.inference.pieces import LIKELIHOODS
+from gpmil.moments import likelihood
 from gpmil.moments.independent import IndependentPatches
 from gpmil.moments.likelihood import Group, Likelihood, LowRank
 
@@ -123,3 +126,22 @@ def test_a_likelihood_needs_no_more_than_its_curvature(monkeypatch):
             pri(**given, moments="bare", solver=solver).fit(bags)
     with pytest.raises(ValueError, match="cannot be left out of a fit with WithoutMoments"):
         found.leave_one_bag_out(bags)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_products_of_bags_by_a_sparse_matrix_or_one_by_one(dtype, monkeypatch):
+    rng = np.random.default_rng(3)
+    offsets = torch.tensor([0, 4, 5, 11])
+    diagonal, x = torch.from_numpy(rng.normal(size=11)), torch.from_numpy(rng.normal(size=(11, 2)))
+    H = torch.from_numpy(rng.normal(size=(11, 3))).to(dtype)
+    signs = torch.tensor([[1.0, -1], [1, 1], [-1, 1]]).double()
+    left = signs.repeat_interleave(offsets.diff(), 0) * x
+    dense = torch.diag(diagonal)
+    for a, b in itertools.pairwise(offsets.tolist()):
+        dense[a:b, a:b] += left[a:b] @ x[a:b].mT
+    expected = H.double().mT @ dense @ H.double()
+    for many in (1, 100):
+        monkeypatch.setattr(likelihood, "MANY", many)
+        found = likelihood.LowRank(diagonal, left, x, offsets, signs)(H, H)
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-4
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)

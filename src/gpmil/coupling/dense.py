@@ -42,6 +42,8 @@ class Dense:
     ) -> "Dense":  # fmt: skip
         """Of some bags of a cohort, where its edges are; `entries` is their number, if known."""
         places = Places.of(edges, offsets, bags)
+        if strength == 0:
+            return cls(bags, places.rows, places.mask, *_uncoupled(places))
         factor = Factor.of(edges, places, strength)
         if factor is None:
             found = inverted(places.precision(edges, strength, entries))
@@ -97,6 +99,13 @@ class Dense:
         # Sigma_ij = 0 for i in the padding and j not
         total = torch.where(taken, column, 0.0).sum(1)
         return (total * self.mask.sum(1) / taken.sum(1)).sum()
+
+
+def _uncoupled(places: "Places") -> tuple[Float[Tensor, "b p p"], Float[Tensor, " b"]]:
+    """Sigma = I, and log|Sigma| = 0."""
+    b, p = places.mask.shape
+    one = torch.eye(p, dtype=torch.float64, device=places.mask.device)
+    return one.repeat(b, 1, 1), one.new_zeros(b)
 
 
 def inverted(

@@ -21,6 +21,7 @@ from gpmil.fast import compiled, products
 
 # (W, H) -> W'X H for some X of n x n with a block per bag, X itself never formed
 Product = Callable[[Float[Tensor, "n M"], Float[Tensor, "n M"]], Float[Tensor, "M M"]]
+MANY = 32  # rows of a bag, on average, from which its own product is quicker on a CPU
 LogZ = float | Tensor  # sum_b log Z_b: a number, or a tensor without dimensions
 
 
@@ -180,6 +181,11 @@ class LowRank:
     def _per_bag(self, x: Float[Tensor, "n r"], H: Float[Tensor, "n M"]) -> Float[Tensor, "rb M"]:
         """H_b'x_b of every column and bag: H times a sparse matrix that has one row for each."""
         n, r = x.shape
+        if not H.is_cuda and n >= MANY * (len(self.offsets) - 1):
+            sizes = self.offsets.diff().tolist()
+            rows = torch.stack([stored_like(column, H) for column in x.unbind(1)])
+            found = [own @ of for own, of in zip(rows.split(sizes, 1), H.split(sizes))]
+            return torch.stack(found, 1).flatten(0, 1).double()
         values = torch.cat([stored_like(column, H) for column in x.unbind(1)])
         instances = torch.arange(n, device=x.device).repeat(r)
         starts = self.offsets[:-1] + n * torch.arange(r, device=x.device)[:, None]
