@@ -2,7 +2,7 @@
 
 python benchmarks/grades_simulated.py --train 500 --test 300 --more 1200
 
-`--components 32` are PCA scores (of all models), `--context` a slide context (of OrdinalMIL).
+`--components 32` are PCA scores, of all models; `--context` a slide context, of OrdinalMIL alone.
 `--more` slides of still other patients are judged, too: 300 tell no calibration error below .05.
 """
 

@@ -16,7 +16,7 @@ from gpmil.decide.unlike import ANSWERS
 from gpmil.files.whole import write_whole
 from gpmil.models import BagClassifier
 from gpmil.runs import grades, operating, patients
-from gpmil.runs.class_table import class_layer
+from gpmil.runs.class_table import ClassTable, class_layer
 from gpmil.runs.contents import PatchLabels, RunContents, has_patients
 from gpmil.runs.files import EVIDENCE, LABELS
 from gpmil.runs.judge import NO_PATIENT, estimate_of
@@ -319,10 +319,16 @@ def _map(run: RunContents, row: pd.Series) -> Picture | None:
         flagged=patches["flagged"].to_numpy(bool) if "flagged" in patches else None,
         classes=class_layer(patches),
         rate=rate_of(run.config),
-        about=heading(row, run.config),
+        about=[*_class_lines(run, row), *heading(row, run.config)],
     )
     caption = f"{called(row, run.words)}, probability {shown(row['probability'])}"
     return _picture(figure, f"Heat map of {row['slide']}", str(row["slide"]), caption)
+
+
+def _class_lines(run: RunContents, row: pd.Series) -> list[str]:
+    """The grade or type that a slide is called, where the run has them."""
+    table = ClassTable.read(run.folder)
+    return [] if table is None else [*filter(None, [table.in_words(row["slide"])])]
 
 
 def _column(patches: pd.DataFrame, name: str) -> np.ndarray | None:
