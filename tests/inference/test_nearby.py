@@ -59,5 +59,7 @@ def test_a_good_hessian_is_used_as_it_is(problem, expected, monkeypatch):
 
 def test_steps_that_do_not_suffice_are_said(problem, expected):
     J = solvers.collapsed_bound(problem, expected.w)[2]
+    found = nearby.maximum(problem, 1, 1e-10, expected.w + 1, J)
+    assert not found.converged
     with pytest.warns(match="No convergence in 1 steps"):
-        assert not nearby.maximum(problem, 1, 1e-10, expected.w + 1, J).converged
+        solvers.said(found, 1e-10)

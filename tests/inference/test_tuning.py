@@ -175,6 +175,16 @@ def test_a_warm_start_changes_the_way_and_not_the_end(cohort):
     assert relative_error(warm[1].w, cold[1].w) < 1e-5
 
 
+def test_a_start_that_leads_nowhere_is_given_up(cohort, recwarn):
+    """Fits of folds, begun far off with a Hessian that is wrong: as from zero, and not a word."""
+    cold = objective.value(cohort, POINTS[0])
+    _, fits = objective.value(cohort, POINTS[1])
+    eye = torch.eye(fits.w.shape[1]).double()
+    lost = fits._replace(w=fits.w + 300.0, J=1e-3 * eye.expand_as(fits.J))
+    assert objective.value(cohort, POINTS[0], lost)[0] == pytest.approx(cold[0], abs=1e-6)
+    assert not recwarn.list
+
+
 def test_fits_are_carried_to_other_inducing_points(bags, Z, cohort):
     """To themselves as they are; to points that have the old ones among them, to rounding."""
     _, fits = objective.value(cohort, POINTS[0])

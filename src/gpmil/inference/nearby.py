@@ -16,7 +16,6 @@ from gpmil.inference.solvers import (
     collapsed_bound,
     relative,
     rise,
-    said,
 )
 from gpmil.inference.steps import ascent, mended, stalled
 
@@ -33,7 +32,7 @@ def maximum(
     start: Float[Tensor, " M"],
     curvature: Float[Tensor, "M M"],
 ) -> Solution:
-    """As solvers.direct, from `start` with a Hessian of -L that is near the one there.
+    """As solvers.maximise, from `start` with a Hessian of -L that is near the one there.
 
     A step leaves the share of the residual that the one before has left, or less: where that is
     far below `tol` the step is the last, and the gradient behind it is not asked for.
@@ -51,11 +50,11 @@ def maximum(
             J, age, seen = collapsed_bound(problem, w)[2], 0, seen + 1
             found = climb(problem, w, value, gradient, ascent(J, gradient))
         if found is None or (seen and stalled(trace)):
-            return said(Solution(w, step, residual < tol, residual, trace, J), tol)
+            return Solution(w, step, residual < tol, residual, trace, J)
         J = mended(J, found[0] - w, gradient - found[2])
         before, (w, value, gradient) = residual, found
         residual = relative(gradient, w)
         left = residual / before
         trace.append(value)
         logger.debug("step %d nearby: bound %.6f, residual %.2e", step, value, residual)
-    return said(Solution(w, max_iter, residual < tol, residual, trace, J), tol)
+    return Solution(w, max_iter, residual < tol, residual, trace, J)

@@ -46,6 +46,7 @@ from gpmil.moments.likelihood import Group, downdate, has_effect
 from gpmil.moments.taught import patches
 
 TOLERANCE = 1e-6  # of w
+LOST = 1e-2  # residual of w, relative, at which a start has led nowhere
 ROUGH = 1e-4  # where fits are compared, and not differentiated
 
 
@@ -140,10 +141,10 @@ def fit(
 ) -> Fits:
     """Maximise the collapsed bound without each fold; from zero, or from fits of the same folds."""
     if start is None:
-        found = [inference.direct(problem, 100, tolerance) for problem in posed]
+        found = [inference.maximise(problem, 100, tolerance) for problem in posed]
     else:
         found = [
-            nearby.maximum(problem, 100, tolerance, w, J)
+            _from_nearby(problem, tolerance, w, J)
             for problem, w, J in zip(posed, *start.moved(prior), strict=True)
         ]
     J = [
@@ -153,6 +154,14 @@ def fit(
     inverse = [torch.cholesky_inverse(problem.chol_R) for problem in posed]
     w = torch.stack([one.w for one in found])
     return Fits(w, torch.stack(inverse), torch.stack(J), prior)
+
+
+def _from_nearby(
+    problem: Problem, tolerance: float, w: Float[Tensor, " M"], J: Float[Tensor, "M M"]
+) -> inference.Solution:
+    """From a start that may lead nowhere, or else from zero."""
+    found = nearby.maximum(problem, 100, tolerance, w, J)
+    return found if found.residual < LOST else inference.maximise(problem, 100, tolerance)
 
 
 def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:

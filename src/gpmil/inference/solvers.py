@@ -287,11 +287,11 @@ def direct(
     only after a step that had to be shortened, or after so many. Where H itself is computed for
     every pass, all that it can tell is taken from each: gradient and Hessian.
     """
-    return said(_maximise(problem, max_iter, tol, start), tol)
+    return said(maximise(problem, max_iter, tol, start), tol)
 
 
-def _maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None) -> Solution:
-    """As `direct`, without its warning: the optimum of a sample is only a place to start."""
+def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None = None) -> Solution:
+    """As `direct`, without its warning: for a sample, or a trial, that is only a place to start."""
     w = _from_a_sample(problem, max_iter) if start is None else start
     look = collapsed_bound if any(piece.anew for piece in problem.chunks) else rise
     residual, age = float("inf"), 0
@@ -333,7 +333,7 @@ def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
     if len(some) < FEWEST:
         return torch.zeros_like(problem.R[0])
     sample = replace(problem, chunks=some, share=problem.share * len(some) / len(problem.chunks))
-    return _maximise(sample, max_iter, NEAR, torch.zeros_like(problem.R[0])).w
+    return maximise(sample, max_iter, NEAR, torch.zeros_like(problem.R[0])).w
 
 
 def collapsed_bound(

@@ -277,7 +277,8 @@ class TeachableGP(PointsOnLesions):
     ) -> inference.Solution:  # fmt: skip
         """The optimum from w, with the Hessian of the last update."""
         J = self._near_curvature(problem, T, w, known)
-        found = nearby.maximum(problem, int(self.max_iter), float(self.tol), w, J)
+        tol = float(self.tol)
+        found = inference.said(nearby.maximum(problem, int(self.max_iter), tol, w, J), tol)
         self._lesson = Lesson(found.curvature, known)
         return found
 
