@@ -95,13 +95,26 @@ def interval(values, level):
     return *np.quantile(defined, [tail, 1 - tail]), len(values) - len(defined)
 
 
+def intervals(cohort, found, level):
+    """Of every measure; calibration errors, which chance makes larger in resamples, moved back."""
+    out = {}
+    for name in found[0]:
+        values = [f[name] for f in found]
+        defined = [v for v in values if not math.isnan(v)]
+        if name == "calibration_error" and defined:
+            excess = sum(defined) / len(defined) - cohort[name]
+            values = [v if math.isnan(v) else max(v - excess, 0.0) for v in values]
+        out[name] = interval(values, level)
+    return out
+
+
 def bag_bootstrap(y, p, flagged, patient, n_bootstrap, level, seed, **bins):
     """(low, high, undefined) of every measure."""
     found = []
     for draws in resampled_rows(patient, n_bootstrap, seed):
         rows = [i for draw in draws for i in draw]
         found.append(row_measures(y[rows], p[rows], flagged[rows], **bins))
-    return {name: interval([f[name] for f in found], level) for name in found[0]}
+    return intervals(row_measures(y, p, flagged, **bins), found, level)
 
 
 def patch_bootstrap(y, p, flagged, bag, patient, n_bootstrap, level, seed, **bins):
@@ -111,7 +124,7 @@ def patch_bootstrap(y, p, flagged, bag, patient, n_bootstrap, level, seed, **bin
         rows = [i for draw in draws for i in draw]
         copies = [(k, bag[i]) for k, draw in enumerate(draws) for i in draw]
         found.append(patch_measures(y[rows], p[rows], flagged[rows], copies, **bins))
-    return {name: interval([f[name] for f in found], level) for name in found[0]}
+    return intervals(patch_measures(y, p, flagged, bag, **bins), found, level)
 
 
 # --- Intervals that are not bootstrapped ----------------------------------------------------------

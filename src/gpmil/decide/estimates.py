@@ -61,9 +61,21 @@ def bootstrap(
     # One unit alone gives the same resample every time: that is no interval.
     drawn = [measure(c) for c in _resamples(n_units, n_bootstrap, seed)] if n_units > 1 else []
     return {
-        name: _estimate(value, np.array([d[name] for d in drawn], dtype=float), level, n_units)
+        name: _estimate(value, _of(name, value, drawn), level, n_units)
         for name, value in found.items()
     }
+
+
+def _of(name: str, value: float, drawn: list[dict[str, float]]) -> Float[np.ndarray, " resamples"]:
+    """One measure of all resamples.
+
+    Calibration errors add up gaps without their signs. Chance makes gaps, and a resample has them
+    twice, so that all of its errors may lie above that of the cohort: they are moved back.
+    """
+    found = np.array([d[name] for d in drawn], dtype=float)
+    if not name.startswith("calibration_error") or not np.isfinite(found).any():
+        return found
+    return np.maximum(found - (np.nanmean(found) - value), 0.0)
 
 
 def _resamples(n_units: int, n_bootstrap: int, seed: int) -> Iterator[Weights]:
