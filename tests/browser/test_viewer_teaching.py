@@ -45,6 +45,16 @@ def count(page, number: int) -> None:
     page.loaded()
 
 
+def pinned(page, slide: str) -> None:
+    """Wait until the page is at a slide with a patch pinned: it fetches the patch's map first."""
+    page.page.wait_for_function(
+        "name => document.querySelector('#slide-name').textContent === name"
+        " && !document.querySelector('#pinned').hidden",
+        arg=slide,
+    )
+    page.loaded()
+
+
 def test_marks_by_click_stroke_and_key_survive_a_reload(page, lesson, patches, screenshots):
     before = page.pixels()
     page.page.click("summary")
@@ -103,7 +113,7 @@ def test_suggestions_lead_to_patches_and_the_taught_model_is_saved(page, lesson)
     names = page.page.locator("#suggestions .name").all_inner_texts()
     assert len(names) >= 2 and len({name.split(",")[0] for name in names}) == len(names)
     page.page.locator("#suggestions button").first.click()
-    page.loaded()
+    pinned(page, names[0].split(",")[0])
     page.page.keyboard.press("t")  # the pinned patch
     count(page, 1)
     assert page.page.locator("#suggestions li").count() == len(names) - 1
