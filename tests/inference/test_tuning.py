@@ -175,13 +175,18 @@ def test_a_warm_start_changes_the_way_and_not_the_end(cohort):
     assert relative_error(warm[1].w, cold[1].w) < 1e-5
 
 
-def test_a_start_that_leads_nowhere_is_given_up(cohort, recwarn):
-    """Fits of folds, begun far off with a Hessian that is wrong: as from zero, and not a word."""
+@pytest.mark.parametrize("residual", [objective.LOST, 0.5 * objective.LOST])
+def test_a_start_that_leads_nowhere_is_given_up(cohort, recwarn, monkeypatch, residual):
+    """Fits that are lost are begun again from zero, others are taken as they are; not a word."""
     cold = objective.value(cohort, POINTS[0])
     _, fits = objective.value(cohort, POINTS[1])
-    eye = torch.eye(fits.w.shape[1]).double()
-    lost = fits._replace(w=fits.w + 300.0, J=1e-3 * eye.expand_as(fits.J))
-    assert objective.value(cohort, POINTS[0], lost)[0] == pytest.approx(cold[0], abs=1e-6)
+    ends = inference.Solution(cold[1].w[0] + 1.0, 9, False, residual, [0.0], fits.J[0])
+    monkeypatch.setattr(objective.nearby, "maximum", lambda *_: ends)
+    found = objective.value(cohort, POINTS[0], fits)
+    if residual >= objective.LOST:
+        assert found[0] == pytest.approx(cold[0], abs=1e-6)
+    else:
+        assert torch.equal(found[1].w, ends.w.expand_as(found[1].w))
     assert not recwarn.list
 
 
