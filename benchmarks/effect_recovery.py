@@ -3,6 +3,7 @@
     python benchmarks/effect_recovery.py --tau 1 --cohorts 100 --jobs 16
     python benchmarks/effect_recovery.py --tau 0 --cohorts 100 --jobs 16 --fixed
     python benchmarks/effect_recovery.py --tau 0 --cohorts 16 --jobs 16 --slides 1000
+    python benchmarks/effect_recovery.py --tau 0 --cohorts 40 --evidence
 
     w ~ N(0, I),  f | w ~ N(c + W w, Kxx - W W'),  m_b = Sigma_b f_b + s_b 1 + noise,  noise ~
     N(0, Sigma_b),  s_b ~ N(0, tau^2),  y_b = 1 where any m > 0.
@@ -11,6 +12,10 @@ A cohort has 200 slides of 25 to 36 patches to learn from, and as many further o
 Per cohort: the learned tau, and the expected calibration error (10 bins of equal mass) of the
 further slides beside that of perfectly true probabilities of the same size: bins of 20 slides alone
 make an error of some .05. Over all cohorts together chance is small: that error is the last line.
+
+`--evidence` asks what so many labels can know of tau at best: all other settings at the truth, and
+Laplace's evidence L(w) - log|J|/2 (J the Hessian of -L), which follows the labels themselves and
+not what a fit predicts, over a grid of tau.
 """
 
 import argparse
@@ -21,15 +26,18 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from threadpoolctl import threadpool_limits
 
 import gpmil
 from gpmil.decide.metrics import calibration_error
+from gpmil.inference.solvers import collapsed_bound
 from gpmil.proof.from_the_model import Prior, cohort
 from gpmil.proof.promises import chance
 from gpmil.proof.tissue import D
 
 COUPLING = 0.7
+GRID = (0.0, 0.15, 0.3, 0.6, 1.0, 1.5, 2.2)
 
 
 class Recovered(NamedTuple):
@@ -44,25 +52,43 @@ class Recovered(NamedTuple):
     seconds: float
 
 
+def drawn(tau: float, seed: int, n_bags: int) -> tuple[gpmil.Bags, dict[str, Any], dict[str, Any]]:
+    """A cohort, what every model of it is given, and the settings it was drawn at."""
+    logging.getLogger("gpmil").setLevel(logging.ERROR)
+    prior = Prior(COUPLING, tau, (5, 6), n_inducing=60)
+    made = cohort(prior, n_bags, (seed, round(100 * tau), 17))
+    given = {"inducing": made.Z, "standardize": False, "device": "cpu", "random_state": 0}
+    length = prior.length * np.sqrt(D)
+    known = {"variance": prior.variance, "lengthscale": length, "mean": made.c}
+    return made.bags, given, known | {"coupling": COUPLING}
+
+
+class WithEvidence(gpmil.VGPMILPRI):
+    """Keeps Laplace's evidence, L(w) - log|J|/2."""
+
+    def _kept(self, gp, problem, solution):
+        bound, _, J = collapsed_bound(problem, solution.w)[:3]
+        self.evidence_ = float(bound) - float(torch.linalg.slogdet((J + J.mT) / 2)[1]) / 2
+        return super()._kept(gp, problem, solution)
+
+
+def evidence(job: tuple[float, int, bool, int]) -> np.ndarray:
+    """Over the grid of tau, all else at the truth."""
+    tau, seed, _, n_bags = job
+    bags, given, known = drawn(tau, seed, n_bags)
+    with threadpool_limits(1):
+        models = [WithEvidence(slide_effect=t, **given, **known).fit(bags) for t in GRID]
+    return np.array([model.evidence_ for model in models])
+
+
 def one_cohort(job: tuple[float, int, bool, int]) -> Recovered:
     """Learn tau, and all the rest unless it is fixed at the truth."""
     tau, seed, fixed, n_bags = job
-    logging.getLogger("gpmil").setLevel(logging.ERROR)
     begin = time.perf_counter()
-    prior = Prior(COUPLING, tau, (5, 6), n_inducing=60)
-    drawn = cohort(prior, 2 * n_bags, (seed, round(100 * tau), 17))
-    bags, Z, c = drawn.bags, drawn.Z, drawn.c
-    known: dict[str, Any] = {
-        "variance": prior.variance,
-        "lengthscale": prior.length * np.sqrt(D),
-        "mean": c,
-        "coupling": COUPLING,
-    }
+    bags, given, known = drawn(tau, seed, 2 * n_bags)
     with threadpool_limits(1):
-        model = gpmil.VGPMILPRI(
-            slide_effect="auto", inducing=Z, standardize=False, device="cpu", random_state=0,
-            **(known if fixed else {}),
-        ).fit(bags[:n_bags])  # fmt: skip
+        model = gpmil.VGPMILPRI(slide_effect="auto", **given, **(known if fixed else {}))
+        model.fit(bags[:n_bags])
         further = bags[n_bags:]
         p = model.predict_proba(further)[:, 1]
     return Recovered(
@@ -85,8 +111,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--slides", type=int, default=200, help="to learn from")
     parser.add_argument("--fixed", action="store_true", help="all but tau fixed at the truth")
+    parser.add_argument("--evidence", action="store_true", help="Laplace's, over a grid of tau")
     args = parser.parse_args()
     jobs = [(args.tau, args.first + k, args.fixed, args.slides) for k in range(args.cohorts)]
+    if args.evidence:
+        by_evidence(args.tau, args.jobs, jobs)
+        return
     found = []
     with ProcessPoolExecutor(args.jobs) as pool:
         for k, one in enumerate(pool.map(one_cohort, jobs)):
@@ -111,6 +141,17 @@ def main() -> None:
         f"{np.mean([one.chance for one in found]):.3f}); of all {len(y):,} slides together "
         f"{calibration_error(y, p):.3f}"
     )
+
+
+def by_evidence(tau: float, workers: int, jobs: list) -> None:
+    """Where the evidence is largest, and how much more of it there is than at 0."""
+    with ProcessPoolExecutor(workers) as pool:
+        found = np.array(list(pool.map(evidence, jobs)))
+    best, gain = np.array(GRID)[found.argmax(1)], found.max(1) - found[:, 0]
+    shares = ", ".join(f"{t:g}: {np.mean(best == t):.0%}" for t in GRID)
+    print(f"tau = {tau:g}, {len(jobs)} cohorts: largest evidence at {shares}")
+    quantiles = ", ".join(f"{q:.1f}" for q in np.quantile(gain, (0.1, 0.5, 0.9)))
+    print(f"nats above the evidence at 0: {quantiles} (quantiles 10, 50, 90 %)")
 
 
 if __name__ == "__main__":
