@@ -116,7 +116,7 @@ def _table(own: pd.DataFrame, n_bags: int) -> Table:
         known = [values for test, values in moved.items() if test != 3]
         strong += [k] if all(len(v) and v.min() >= PASSED for v in known) else []
     caption = (
-        f"{n_bags} training bags: mean AUC of training and of test bags, ± deviation over seeds, "
+        f"{n_bags:,} training bags: mean AUC of training and of test bags, ± deviation over seeds, "
         "and the worst seed. Highlighted: tests 1 and 2 passed."
     )
     return Table(columns, rows, caption, text=["model"], strong=strong)
