@@ -233,7 +233,8 @@ class GradedGP(GradedClassifier, SeveralGP):
 
     def log_proba_at_most(self, bags) -> tuple[Float[np.ndarray, "B k"], Float[np.ndarray, "B k"]]:
         """log P(Y <= 0), ..., log P(Y <= K - 2) of each bag, and estimates of their errors."""
-        return self._cut(bags)[:2]
+        log_p, error, _ = self._cut(bags)
+        return log_p, error
 
     def _cut(self, bags) -> tuple[Float[np.ndarray, "B k"], ...]:
         """The same, and the number of patches expected above every cut point."""
