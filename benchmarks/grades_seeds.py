@@ -5,8 +5,9 @@ python benchmarks/grades_seeds.py --seeds 0,1,2,3,4 --jobs 5
 Every seed is a population of its own: 500 slides to learn from, 300 of other patients and 1,200 of
 still others to judge by. All models see the same components. Each is called twice, at least
 quadratic cost and for the largest expected kappa; the networks, which have no probabilities
-out of fold, with the kappa that is expected of the slides they are judged by. In hindsight: with
-the cut points on the expected grade that are best for these very slides, which nobody can know.
+out of fold, with the kappa that is expected of the slides they are judged by; attention also
+calibrated by networks without a fold each. In hindsight: with the cut points on the expected grade
+that are best for these very slides, which nobody can know.
 """
 
 import argparse
@@ -23,10 +24,13 @@ if __name__ == "__main__":
 import numpy as np  # noqa: E402
 
 import gpmil  # noqa: E402
+from gpmil.data.folds import folds  # noqa: E402
+from gpmil.decide import cumulative  # noqa: E402
 from gpmil.decide.grade_metrics import agreement, expected_kappa, least_cost, most_kappa  # noqa: E402
 from gpmil.metrics import calibration_error  # noqa: E402
 from gpmil.models import OrdinalAttentionMIL, OrdinalMeanPoolMIL  # noqa: E402
-from gpmil.simulate import graded_cohort  # noqa: E402
+from gpmil.models.graded import differences  # noqa: E402
+from gpmil.simulate import GradedCohort, graded_cohort  # noqa: E402
 
 OURS = "OrdinalMIL, calibrated"
 RESAMPLES = 200
@@ -96,13 +100,34 @@ def one_seed(asked: tuple[int, int, list[int]]) -> list[Said]:
         start = time.process_time()
         model.fit(train.bags, train.grades)
         seconds = time.process_time() - start
+        numbers = calibration(shared, train) if name == "attention" else None
         for other in others:
             p = model.predict_proba(other.bags)
             said.append(judged(name, seed, other.grades, p, model, seconds))
+            if numbers is not None:
+                known = differences(cumulative.calibrated(odds_of(p), odds_of(p), numbers))
+                said.append(judged(f"{name}, calibrated", seed, other.grades, known, None, seconds))
             if name == OURS:
-                plain = gpmil.models.graded.differences(model.log_proba_at_most(other.bags)[0])
+                plain = differences(model.log_proba_at_most(other.bags)[0])
                 said.append(judged("OrdinalMIL", seed, other.grades, plain, None, seconds))
     return said
+
+
+def calibration(shared: dict[str, Any], train: GradedCohort) -> np.ndarray:
+    """Slope and intercept of every threshold of attention, from networks without a fold each."""
+    fold = folds((train.grades > 0).astype(np.int64), train.bags.groups, 5, 0)
+    odds = np.empty((len(fold), train.grades.max()))
+    for k in range(5):
+        rest, own = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
+        model = OrdinalAttentionMIL(**shared).fit(train.bags[rest], train.grades[rest])
+        odds[own] = odds_of(model.predict_proba(train.bags[own]))
+    return cumulative.by_odds(odds, train.grades)
+
+
+def odds_of(p: np.ndarray) -> np.ndarray:
+    """Log odds of Y >= 1, ..., Y >= K - 1."""
+    below = p[:, :-1].cumsum(1)
+    return np.log1p(-below.clip(1e-12, 1 - 1e-12)) - np.log(below.clip(1e-12, 1))
 
 
 def judged(
@@ -121,7 +146,7 @@ def compared(said: list[Said], n: int) -> None:
     here = {(s.model, s.seed): s for s in said if len(s.grades) == n}
     seeds, rng = sorted({seed for _, seed in here}), np.random.default_rng(0)
     drawn = [rng.integers(n, size=(RESAMPLES, n)) for _ in seeds]
-    for other in ("OrdinalMIL", "attention", "mean pooling"):
+    for other in ("OrdinalMIL", "attention", "attention, calibrated", "mean pooling"):
         for call in ("quadratic", "kappa"):
             pairs = [(here[OURS, seed], here[other, seed]) for seed in seeds]
             each = [
