@@ -351,3 +351,12 @@ def test_areas_are_expected_patches_and_are_kept(drawn, tmp_path):
     model.save(tmp_path / "odd")
     with pytest.raises(ValueError, match="calibration_: expected 2 or 5 columns"):
         gpmil.load(tmp_path / "odd")
+
+
+def test_two_calibrated_grades_are_those_of_two_classes():
+    bags = gpmil.simulate.cohort(30, n_features=12, mean_size=16, seed=3)
+    given = NUMBERS | {"lengthscale": 5.0, "calibrated": True, "n_inducing": 20, "n_folds": 2}
+    grades = OrdinalMIL(**given).fit(bags, bags.labels)
+    two = VGPMILPRI(**given).fit(bags)
+    np.testing.assert_allclose(grades.predict_proba(bags), two.predict_proba(bags), rtol=1e-10)
+    assert grades.calibration_.shape == (1, 2)
