@@ -10,6 +10,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 import gpmil
 from gpmil import VGPMILPRI, OrdinalMIL
+from gpmil.decide import cumulative
 from gpmil.decide.calibration import SlideCalibrator
 from gpmil.decide.grade_metrics import least_cost
 from gpmil.models import learned_grades
@@ -327,3 +328,35 @@ def test_every_threshold_is_calibrated_by_models_that_have_not_seen_the_bag(draw
     again = gpmil.load(tmp_path / "model")
     np.testing.assert_array_equal(again.predict_proba(bags), p)
     np.testing.assert_array_equal(again.predict(bags), model.predict(bags))
+
+
+def test_areas_are_expected_patches_and_are_kept(drawn, tmp_path):
+    bags, y = drawn[0][:70], drawn[1][:70]
+    given = LINEAR | {"variance": 4.0, "mean": -1.0, "slide_effect": 0.0, "coupling": 0}
+    given |= {"inducing": np.array([[1.0], [-1.5]]), "cut_points": (0.0, 1.0, 2.5)}
+    model = OrdinalMIL(**given, calibrated=True, n_folds=2).fit(bags, y)
+    log_p, _, above = model._cut(bags)
+    per_patch = model.predict_instances(bags).grade_probability
+    for k in (1, 2, 3):
+        own = [part[:, k:].sum() for part in bags.split(per_patch)]
+        np.testing.assert_allclose(above[:, k - 1], own, rtol=1e-9)
+    odds = np.log(-np.expm1(log_p)) - log_p
+    model.calibration_ = cumulative.by_area(odds, above, y)
+    expected = np.exp(cumulative.calibrated(odds, above, model.calibration_))
+    p = model.predict_proba(bags)
+    np.testing.assert_allclose(p[:, :3].cumsum(1), expected, atol=1e-9)
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(gpmil.load(tmp_path / "model").predict_proba(bags), p)
+    model.calibration_ = model.calibration_[:, :4]
+    model.save(tmp_path / "odd")
+    with pytest.raises(ValueError, match="calibration_: expected 2 or 5 columns"):
+        gpmil.load(tmp_path / "odd")
+
+
+def test_two_calibrated_grades_are_those_of_two_classes():
+    bags = gpmil.simulate.cohort(30, n_features=12, mean_size=16, seed=3)
+    given = NUMBERS | {"lengthscale": 5.0, "calibrated": True, "n_inducing": 20, "n_folds": 2}
+    grades = OrdinalMIL(**given).fit(bags, bags.labels)
+    two = VGPMILPRI(**given).fit(bags)
+    np.testing.assert_allclose(grades.predict_proba(bags), two.predict_proba(bags), rtol=1e-10)
+    assert grades.calibration_.shape == (1, 2)

@@ -112,3 +112,23 @@ def mean_error_of_the_surest(threshold, deviation):
     x = np.linspace(math.log(threshold / (1 - threshold)), 12 * deviation, 200_001)
     density = np.exp(-((x / deviation) ** 2) / 2)
     return float((density / (1 + np.exp(x))).sum() / density.sum())
+
+
+def ridge(columns, labels, width):
+    """Weights and intercept: Platt's targets, weights of standardised columns ~ N(0, width^2)."""
+    n1 = sum(labels)
+    n0 = len(labels) - n1
+    target = [(n1 + 1) / (n1 + 2) if y else 1 / (n0 + 2) for y in labels]
+    mean, scale = columns.mean(0), columns.std(0)
+    z = (columns - mean) / scale
+
+    def loss(theta):
+        total = sum(t * t for t in theta[:-1]) / (2 * width**2)
+        for row, t in zip(z, target):
+            eta = float(row @ theta[:-1]) + theta[-1]
+            total += t * np.logaddexp(0, -eta) + (1 - t) * np.logaddexp(0, eta)
+        return total
+
+    theta = minimize(loss, np.zeros(columns.shape[1] + 1), method="BFGS").x
+    weights = theta[:-1] / scale
+    return [*weights, theta[-1] - weights @ mean]

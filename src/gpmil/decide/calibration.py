@@ -69,19 +69,31 @@ def platt_targets(labels: np.ndarray) -> Float[np.ndarray, " B"]:
 
 def _sigmoid(x: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
     """Slope >= 0 and intercept of Platt's regression on targets between 0 and 1."""
-    scale = np.std(x) or 1.0
-    z = np.tile((x - x.mean()) / scale, 2)[:, None]
-    # a target t is a positive of weight t and a negative of weight 1 - t
-    y, weight = np.repeat([1, 0], len(x)), np.concatenate([targets, 1 - targets])
-    found = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000).fit(z, y, sample_weight=weight)
-    slope, intercept = float(found.coef_[0, 0]), float(found.intercept_[0])
-    if slope <= 1e-6:  # convex: the best slope >= 0 is then 0
+    weights, intercept = weighed(x[:, None], targets, np.inf)
+    if weights[0] * np.std(x) <= 1e-6:  # convex: the best slope >= 0 is then 0
         logger.warning(
             "slide calibration: positive bags do not get higher out-of-fold log odds than negative "
             "ones, so every slide gets the same probability. The model does not rank new slides."
         )
         return 0.0, float(logit(targets.mean()))
-    return float(slope / scale), float(intercept - slope * x.mean() / scale)
+    return float(weights[0]), intercept
+
+
+def weighed(
+    columns: Float[np.ndarray, "B c"], targets: Float[np.ndarray, " B"], width: float
+) -> tuple[Float[np.ndarray, " c"], float]:
+    """Weights of the columns and intercept of a logistic regression on targets between 0 and 1.
+
+    A priori the weight of a column of unit deviation is normal of deviation `width`.
+    """
+    mean, scale = columns.mean(0), columns.std(0)
+    scale = np.where(scale > 0, scale, 1.0)
+    z = np.tile((columns - mean) / scale, (2, 1))
+    # a target t is a positive of weight t and a negative of weight 1 - t
+    y, weight = np.repeat([1, 0], len(targets)), np.concatenate([targets, 1 - targets])
+    fit = LogisticRegression(C=width**2, tol=1e-8, max_iter=1000).fit(z, y, sample_weight=weight)
+    weights = fit.coef_[0] / scale
+    return weights, float(fit.intercept_[0] - weights @ mean)
 
 
 def interval(

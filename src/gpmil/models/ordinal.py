@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from scipy.special import ndtr
 
 from gpmil.data.bags import Bags
 from gpmil.data.folds import left_out_together
@@ -59,12 +60,12 @@ class GradedGP(GradedClassifier, SeveralGP):
     ARRAYS: ClassVar[dict[str, Array]] = {
         **with_counts(VGPMILPRI.ARRAYS),
         "cut_points_": Array(("cuts",), "finite"),
-        "calibration_": Array(("cuts", 2), "finite", optional=True),
+        "calibration_": Array(("cuts", "columns"), "finite", optional=True),
         "expected_kappa_": Array((1,), "finite", optional=True),
     }
 
     cut_points_: Float[np.ndarray, " k"]  # b_1 = 0, b_2, ...
-    calibration_: Float[np.ndarray, "k 2"] | None  # slope, intercept of P(Y >= k); or None
+    calibration_: Float[np.ndarray, "k columns"] | None  # of P(Y >= k), see decide/cumulative.py
     expected_kappa_: Float[np.ndarray, " 1"] | None  # of calls that aim at it, out of fold
     cut_points: Any
 
@@ -188,11 +189,12 @@ class GradedGP(GradedClassifier, SeveralGP):
         if not self.calibrated:  # marks are about the lowest grade alone
             return CrossFit.fit(self._of_two_grades(), bags, labels, fold, False)
         found = CrossFit.fit(self, bags, labels, fold, True, y=self._codes)
-        odds = np.empty((len(bags), len(self.cut_points_)))
+        odds, above = np.empty((2, len(bags), len(self.cut_points_)))
         for k, model in enumerate(found.models):
-            odds[fold == k] = odds_above(model.log_proba_at_most(bags[fold == k])[0])
-        self.calibration_ = cumulative.fitted(odds, self._codes)
-        p = differences(cumulative.calibrated(odds, self.calibration_))
+            log_p, _, above[fold == k] = model._cut(bags[fold == k])
+            odds[fold == k] = odds_above(log_p)
+        self.calibration_ = cumulative.chosen(odds, above, self._codes, fold, bags.groups)
+        p = differences(cumulative.calibrated(odds, above, self.calibration_))
         shares = self.class_counts_ / self.class_counts_.sum()
         self.expected_kappa_ = np.array([expected_kappa(p, shares)])
         return found
@@ -231,20 +233,28 @@ class GradedGP(GradedClassifier, SeveralGP):
 
     def log_proba_at_most(self, bags) -> tuple[Float[np.ndarray, "B k"], Float[np.ndarray, "B k"]]:
         """log P(Y <= 0), ..., log P(Y <= K - 2) of each bag, and estimates of their errors."""
+        log_p, error, _ = self._cut(bags)
+        return log_p, error
+
+    def _cut(self, bags) -> tuple[Float[np.ndarray, "B k"], ...]:
+        """The same, and the number of patches expected above every cut point."""
         bags, device = self._check_predictable(bags), resolve_device(self.device)
         with torch.no_grad():
             predictor = self._predictor(device)
         # P(all m < b) is the orthant at means less b
         moved = [replace(predictor, c=predictor.c - float(cut)) for cut in self.cut_points_]
-        log_p, error = zip(*(self._slides(bags, device, one)[:2] for one in moved))
+        log_p, error, mean, std = zip(*(self._slides(bags, device, one) for one in moved))
+        # means are less the cut points: sum over patches of P(m_i > b_k)
+        patches = ndtr(np.stack(mean, 1) / np.stack(std, 1))
+        above = np.add.reduceat(patches, bags.offsets[:-1], axis=0)
         # each has its own small error, and may not fall below the one before for that
-        return np.maximum.accumulate(np.stack(log_p, 1), axis=1), np.stack(error, 1)
+        return np.maximum.accumulate(np.stack(log_p, 1), axis=1), np.stack(error, 1), above
 
     def predict_proba(self, bags) -> Float[np.ndarray, "B K"]:
         """P(Y = k) of each bag and grade; never exactly 0 or 1 by rounding."""
-        log_p = self.log_proba_at_most(bags)[0]
+        log_p, _, above = self._cut(bags)
         if self.calibration_ is not None and self.cross_fit_ is not None:
-            log_p = cumulative.calibrated(odds_above(log_p), self.calibration_)
+            log_p = cumulative.calibrated(odds_above(log_p), above, self.calibration_)
         return differences(log_p)
 
     def predict_areas(self, bags, *, level: float = 0.9, n_draws: int = 400) -> GradeAreas:
@@ -313,6 +323,9 @@ class GradedGP(GradedClassifier, SeveralGP):
         there = [x is not None for x in (self.calibration_, self.expected_kappa_)]
         if there != [bool(self.calibrated)] * 2:
             raise Damaged(f"{FILE}: calibration_, expected_kappa_: expected where calibrated")
+        columns = 2 if self.calibration_ is None else self.calibration_.shape[1]
+        if columns not in (2, len(cuts) + 2):  # by the odds alone, or by area
+            raise Damaged(f"{FILE}: calibration_: expected 2 or {len(cuts) + 2} columns")
         if self.expected_kappa_ is not None and not 0 < self.expected_kappa_[0] <= 1:
             raise Damaged(f"{FILE}: expected_kappa_: expected a number in (0, 1]")
 
