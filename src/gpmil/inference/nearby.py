@@ -21,7 +21,7 @@ from gpmil.inference.steps import ascent, mended, stalled
 
 logger = logging.getLogger("gpmil")
 SURE = 0.1  # of tol: the residual expected of the last step, which is not looked at
-PATIENCE = 12  # steps with one Hessian, which costs as much as fifteen gradients
+PATIENCE = 8  # steps with one Hessian, which costs as much as six gradients or more
 WORSE = 4.0  # times the residual before: a step that leaves as much or more had no use
 
 

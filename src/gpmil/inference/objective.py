@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpmil.fast import products
 from gpmil.inference import nearby, row_products
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import (
@@ -106,7 +107,9 @@ def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
 def precisions(cohort: Cohort, theta: Theta, made: Features) -> Float[Tensor, "k M M"]:
     """R_k = I + sum W'H over the bags of all folds but k."""
     tau = float(theta.slide_effect)
-    gram = torch.stack([gram_of(made.W[f.rows], made.H[f.rows], f, tau) for f in cohort.folds])
+    W = cohort.by_fold(made.W)
+    H = W if made.H is made.W else cohort.by_fold(made.H)
+    gram = torch.stack([gram_of(*own, tau) for own in zip(W, H, cohort.folds, strict=True)])
     R = torch.eye(gram.shape[-1]).to(gram) + gram.sum(0) - gram
     return (R + R.mT) / 2
 
@@ -121,7 +124,7 @@ def gram_of(
     W: Float[Tensor, "n M"], H: Float[Tensor, "n M"], fold: Fold, tau: float | Tensor
 ) -> Float[Tensor, "M M"]:
     """sum_b W_b'H_b - k_b (W_b'1)(W_b'1)', k = tau^2 / (1 + tau^2 n): what bags add to R."""
-    gram = W.mT @ H
+    gram = products.gram(W) if W is H else W.mT @ H
     return gram + less_shared(W, fold, tau) if has_effect(tau) else gram
 
 
@@ -141,19 +144,30 @@ def fit(
 ) -> Fits:
     """Maximise the collapsed bound without each fold; from zero, or from fits of the same folds."""
     if start is None:
-        found = [inference.maximise(problem, 100, tolerance) for problem in posed]
+        found = _from_zero(posed, tolerance)
     else:
         found = [
             _from_nearby(problem, tolerance, w, J)
             for problem, w, J in zip(posed, *start.moved(prior), strict=True)
         ]
-    J = [
-        inference.collapsed_bound(problem, one.w)[2] if one.curvature is None else one.curvature
-        for problem, one in zip(posed, found, strict=True)
-    ]
+    J = [_hessian(problem, one) for problem, one in zip(posed, found, strict=True)]
     inverse = [torch.cholesky_inverse(problem.chol_R) for problem in posed]
     w = torch.stack([one.w for one in found])
     return Fits(w, torch.stack(inverse), torch.stack(J), prior)
+
+
+def _from_zero(posed: list[Problem], tolerance: float) -> list[inference.Solution]:
+    """Without the first fold from zero; from there, with three of four bags shared, the others."""
+    first = inference.maximise(posed[0], 100, tolerance)
+    J = _hessian(posed[0], first)
+    others = [_from_nearby(problem, tolerance, first.w, J) for problem in posed[1:]]
+    return [first._replace(curvature=J), *others]
+
+
+def _hessian(problem: Problem, found: inference.Solution) -> Float[Tensor, "M M"]:
+    """That of minus the bound where a solver ended, if it kept none."""
+    kept = found.curvature
+    return inference.collapsed_bound(problem, found.w)[2] if kept is None else kept
 
 
 def _from_nearby(
@@ -196,7 +210,7 @@ class Latent(NamedTuple):
 
 def latent(cohort: Cohort, theta: Theta, made: Features, fits: Fits) -> Latent:
     """mu = c + H w_k, and S_ii."""
-    own = [made.H[f.rows] for f in cohort.folds]
+    own = cohort.by_fold(made.H)
     mu = cohort.placed([H @ w for H, w in zip(own, fits.w, strict=True)])
     forms = cohort.placed(
         [row_products.forms(H, Q) for H, Q in zip(own, fits.R_inverse, strict=True)]
@@ -216,8 +230,10 @@ def loadings(
     smooth = sigma.apply(g[:, None], strength)
     again = sigma.apply(made.residual[:, None] * smooth, strength)[:, 0]
     pulled = [
-        row_products.with_bags(made.H[f.rows], Q, g[f.rows], f.offsets)
-        for f, Q in zip(cohort.folds, m.R_inverse, strict=True)
+        row_products.with_bags(H, Q, own, f.offsets)
+        for f, H, own, Q in zip(
+            cohort.folds, cohort.by_fold(made.H), cohort.by_fold(g), m.R_inverse, strict=True
+        )
     ]
     total = _totals(g[:, None], cohort.starts)[:, 0] * made.common
     shared = smooth[:, 0] - made.noise * g + again + cohort.placed(pulled)
@@ -345,15 +361,16 @@ def _through_grams(
     And lambda' = -<W R', (Sigma - Sigma^2) W> / lambda = -<H R', W - H> / lambda.
     """
     with torch.no_grad():
-        HR = torch.cat([held.H[span] @ R for span, R in zip(cohort.spans, R_bar, strict=True)])
+        HR = torch.cat([H @ R for H, R in zip(cohort.by_fold(held.H), R_bar, strict=True)])
         by_strength = -torch.vdot(HR.flatten(), (held.W - held.H).flatten())
     torch.autograd.backward([held.W], [2 * HR])
     if isinstance(theta.coupling, Tensor):
         torch.autograd.backward([theta.coupling], [by_strength / theta.coupling.detach()])
     if not has_effect(theta.slide_effect):
         return
-    for span, fold, R in zip(cohort.spans, cohort.folds, R_bar, strict=True):
-        (less_shared(held.W[span], fold, theta.slide_effect) * R).sum().backward()
+    own = zip(cohort.by_fold(held.W), cohort.folds, R_bar, strict=True)
+    sums = [(less_shared(W, fold, theta.slide_effect) * R).sum() for W, fold, R in own]
+    torch.stack(sums).sum().backward()
 
 
 def _through_optima(
