@@ -220,6 +220,7 @@ class Search:
     budget: int
     trace: list[Trial] = field(default_factory=list)
     fits: Fits | None = None  # of the best trial
+    latest: Fits | None = None  # of the last one that has a number
     bend: Float[np.ndarray, "k k"] | None = None  # minus the Hessian of the score, about
     climbing: bool = False  # whether a gradient is known that a step can follow
 
@@ -268,6 +269,7 @@ class Search:
         objective = score + float(log_prior.detach()) / len(self.cohort.positive)
         if not math.isfinite(objective):
             return FAILED
+        self.latest = fits
         if not self.trace or objective > self.best.objective:
             self.fits = fits
         kernel = self.cohort.kernel
@@ -363,14 +365,25 @@ def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np
     tried: list[tuple[float, ...]] = [*(EFFECT_STARTS if space.has_effect else STARTS)]
     tried += CONTEXT_STARTS if space.with_context else ()
     starts = list(dict.fromkeys(tuple(space.z(s)) for s in tried))[: max(1, budget)]
-    # each from the fits of the best before it: half the work of starting from zero
-    scores = [found.value(np.array(z), found.fits) for z in starts]
+    scores = _values(found, np.array(starts))
     if not found.trace:
         raise ValueError(
             "the likelihood of bags left out is not a number at any of the starting settings: "
             "features far from unit scale? Standardise them, or give the settings as numbers."
         )
     return found, np.array(starts[int(np.argmax(scores))])
+
+
+def _values(found: Search, starts: Float[np.ndarray, "n k"]) -> list[float]:
+    """The objective at every start, each from the fits of the nearest before it."""
+    scores: list[float] = []
+    seen: list[tuple[Float[np.ndarray, " k"], Fits | None]] = []
+    for z in starts:
+        distances = [np.linalg.norm((z - at) / found.space.widths) for at, _ in seen]
+        scores.append(found.value(z, seen[int(np.argmin(distances))][1] if seen else None))
+        if scores[-1] > FAILED:
+            seen.append((z, found.latest))
+    return scores
 
 
 # --- A weight for every column ----------------------------------------------------------------
