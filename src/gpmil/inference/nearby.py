@@ -21,8 +21,7 @@ from gpmil.inference.steps import ascent, mended, stalled
 
 logger = logging.getLogger("gpmil")
 SURE = 0.1  # of tol: the residual expected of the last step, which is not looked at
-PATIENCE = 6  # steps with one Hessian, which costs as much as six gradients or more,
-HALVED = 0.5  # and more while each leaves at most so much of the residual
+PATIENCE = 12  # steps with one Hessian, which costs as much as fifteen gradients
 WORSE = 4.0  # times the residual before: a step that leaves as much or more had no use
 
 
@@ -45,7 +44,7 @@ def maximum(
         delta, age = ascent(J, gradient), age + 1
         if residual < tol or left * residual < SURE * tol:
             return Solution(w + delta, step, True, residual, trace, J)
-        serves = left < WORSE and (age <= PATIENCE or left < HALVED)
+        serves = left < WORSE and age <= PATIENCE
         found = climb(problem, w, value, gradient, delta) if serves else None
         if found is None:
             J, age, seen = collapsed_bound(problem, w)[2], 0, seen + 1

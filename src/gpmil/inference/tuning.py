@@ -303,11 +303,11 @@ def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> 
     found.bend = hill.B - prior
 
 
-def on_all(found: Search, cohort: Cohort, near: Fits | None = None) -> Search:
-    """What a pilot ended at, judged by all bags; `near`: their fits at other settings."""
+def on_all(found: Search, cohort: Cohort) -> Search:
+    """What a pilot ended at, judged by all bags."""
     settings = found.best.settings
     assert found.fits is not None
-    fits = carried(found.fits, found.cohort, cohort, settings) if near is None else near
+    fits = carried(found.fits, found.cohort, cohort, settings)
     size = int(cohort.offsets[-1]) * len(cohort.inducing)
     steps = min(max(LAST // size, LEAST_LAST), MOST_LAST)
     whole = Search(cohort, found.space, 1 + steps * GRADIENT_COST, fits=fits, bend=found.bend)
@@ -318,17 +318,6 @@ def on_all(found: Search, cohort: Cohort, near: Fits | None = None) -> Search:
 def finished(found: Search) -> Search:
     """The last steps, of a search that has judged its pilot's end by all bags."""
     climb(found, found.space.place(found.best.settings), FIRST_ON_ALL)
-    return found
-
-
-def judged(ends: list[Search], cohort: Cohort) -> list[Search]:
-    """The ends of a pilot judged by all bags, those that have a number; each warms the next."""
-    near, found = None, []
-    for end in ends:
-        whole = on_all(end, cohort, near)
-        if whole.trace:
-            near = whole.fits
-            found.append(whole)
     return found
 
 

@@ -154,7 +154,7 @@ def learn(
     if small is not last:
         whole = last.with_kernel(best.cohort.kernel)
         # where no value with all bags is a number, the pilot has the last word
-        ends = tuning.judged(ends, whole) or [best]
+        ends = [e for e in (tuning.on_all(s, whole) for s in ends) if e.trace] or [best]
     winner = ends[0]
     if spare is not None and len(ends) == 2:
         winner = simpler.needed(spare, *(ends[::-1] if add else ends))
