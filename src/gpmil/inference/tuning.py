@@ -78,6 +78,7 @@ FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 2  # fits' worth of work in one value with its gradient
 BEND = 0.05  # of the score, at most, per unit of z squared: before anything is known of it
 ENOUGH = 2e-4  # of the score, per number that is learned: a step that promises less is noise
+ON_A_PILOT = 5e-4  # the same where steps with all bags follow
 PILOT_ROWS, PILOT_BAGS = 4_000, 30  # instances of a pilot; bags at least, if there are as many
 POINTS = 100  # inducing points of a cohort that is not small
 SMALL = 2**19  # numbers in H up to which a cohort keeps its points, and is its own pilot
@@ -223,6 +224,7 @@ class Search:
     latest: Fits | None = None  # of the last one that has a number
     bend: Float[np.ndarray, "k k"] | None = None  # minus the Hessian of the score, about
     climbing: bool = False  # whether a gradient is known that a step can follow
+    enough: float = ENOUGH
 
     def value(self, z: Float[np.ndarray, " k"], start: Fits | None = None) -> float:
         """The objective at z, from a cold start if none is given."""
@@ -284,9 +286,10 @@ class Search:
         return max(self.trace, key=lambda trial: trial.objective)
 
 
-def search(cohort: Cohort, space: Space, budget: int) -> Search:
+def search(cohort: Cohort, space: Space, budget: int, enough: float = ENOUGH) -> Search:
     """Climb the likelihood of bags left out with about `budget` fits' worth of work."""
     found, begin = started(cohort, space, budget)
+    found.enough = enough
     climb(found, begin)
     return found
 
@@ -299,7 +302,7 @@ def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> 
     hill = Hill(found.slopes, found.space.bounds, bend + prior, first)
     with contextlib.suppress(Spent):
         if found.space.learned:
-            hill.climb(begin, ENOUGH * len(begin))
+            hill.climb(begin, found.enough * len(begin))
     found.bend = hill.B - prior
 
 
