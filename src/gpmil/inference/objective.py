@@ -21,7 +21,7 @@ All of it is computed with the bags in the order of their folds (folded_cohort.p
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from gpmil.inference.folded_cohort import Cohort, Fold
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
 from gpmil.moments import one_factor
-from gpmil.moments.likelihood import Group, downdate, has_effect
+from gpmil.moments.likelihood import Group, Product, downdate, has_effect
 from gpmil.moments.taught import patches
 
 TOLERANCE = 1e-6  # of w
@@ -302,11 +302,14 @@ def gradient(
         made = features(own, theta)
         held = made.leaves()
         with torch.no_grad():
-            found = _settled(problems(own, theta, made), prior_of(own, theta), start)
+            posed = problems(own, theta, made)
+            found = fit(posed, prior_of(own, theta), start)
+        optima = _optima(own, theta, held, found.w)
+        found = found._replace(J=_hessians(posed, optima))
         fits = found._replace(w=_leaf(found.w), R_inverse=_leaf(found.R_inverse))
         found_scores = scores(own, theta, held, fits)
         found_scores.mean().backward()
-        _through_fits(own, theta, held, found, *_adjoint(fits))
+        _through_fits(own, theta, held, optima, found.w, *_adjoint(fits))
         live = [(x, collected(leaf)) for x, leaf in zip(made, held) if x.requires_grad]
         torch.autograd.backward([x for x, _ in live], [bar for _, bar in live])
     slopes = [float(collected(x)) if isinstance(x, Tensor) else 0.0 for x in theta[:7]]
@@ -324,11 +327,34 @@ def collected(x: Tensor) -> Tensor:
     return torch.zeros_like(x) if x.grad is None else x.grad
 
 
-def _settled(posed: list[Problem], prior: Prior, start: Fits | None) -> Fits:
-    """The fits, with the Hessian at each optimum."""
-    found = fit(posed, prior, start)
-    J = [inference.collapsed_bound(p, w)[2] for p, w in zip(posed, found.w, strict=True)]
-    return found._replace(J=torch.stack(J))
+class Optimum(NamedTuple):
+    """The bags of all folds but one at w_k: gamma and A, which go back to mu and sigma."""
+
+    mu: Float[Tensor, " n"]
+    sigma: Float[Tensor, " n"]
+    gamma: Float[Tensor, " n"]
+    A: Product
+
+
+def _optima(cohort: Cohort, theta: Theta, held: Features, w: Float[Tensor, "k M"]) -> list[Optimum]:
+    """The likelihoods at each optimum, for its Hessian and for the way back through it."""
+    with torch.no_grad():
+        mu, sigma = cohort.twice(held.H @ w.mT), cohort.twice(held.noise.sqrt())
+    found = []
+    for k, others in enumerate(cohort.around):
+        at, own = _leaf(mu[others.rows, k]), _leaf(sigma[others.rows])
+        likelihood = patches(group_of(others, own, theta.slide_effect))
+        gamma, _, A = likelihood.curvature(theta.mean + at)
+        found.append(Optimum(at, own, gamma, A))
+    return found
+
+
+def _hessians(posed: list[Problem], optima: list[Optimum]) -> Float[Tensor, "k M M"]:
+    """J_k = I + H'A H."""
+    with torch.no_grad():
+        H = [cast(Chunk, problem.chunks[0]).H for problem in posed]
+        curved = torch.stack([at.A(x, x) for at, x in zip(optima, H, strict=True)])
+        return torch.eye(curved.shape[-1]).to(curved) + curved
 
 
 def _adjoint(fits: Fits) -> tuple[Float[Tensor, "k M"], Float[Tensor, "k M M"]]:
@@ -343,12 +369,13 @@ def _through_fits(
     cohort: Cohort,
     theta: Theta,
     held: Features,
-    fits: Fits,
+    optima: list[Optimum],
+    w: Float[Tensor, "k M"],
     v: Float[Tensor, "k M"],
     R_bar: Float[Tensor, "k M M"],
 ) -> None:
     """What g_k = sum H'gamma - w_k = 0 and R_k = I + sum W'H add, sums over the other folds."""
-    _through_optima(cohort, theta, held, fits.w, v)
+    _through_optima(cohort, held, optima, w, v)
     symmetric = (R_bar + R_bar.mT) / 2
     _through_grams(cohort, theta, held, symmetric.sum(0) - symmetric)
 
@@ -375,8 +402,8 @@ def _through_grams(
 
 def _through_optima(
     cohort: Cohort,
-    theta: Theta,
     held: Features,
+    optima: list[Optimum],
     w: Float[Tensor, "k M"],
     v: Float[Tensor, "k M"],
 ) -> None:
@@ -385,16 +412,12 @@ def _through_optima(
     With gamma(mu) at mu = c + H w_k it is (H v_k)'gamma, so that H' = gamma v_k' + mu' w_k'.
     """
     with torch.no_grad():
-        mu, along = (cohort.twice(held.H @ x.mT) for x in (w, v))
-        sigma = cohort.twice(held.noise.sqrt())
-    by_mu, gammas, by_sigma = torch.zeros_like(mu), torch.zeros_like(mu), torch.zeros_like(sigma)
-    for k, others in enumerate(cohort.around):
-        at, own = _leaf(mu[others.rows, k]), _leaf(sigma[others.rows])
-        likelihood = patches(group_of(others, own, theta.slide_effect))
-        gamma = likelihood.curvature(theta.mean + at)[0]
-        (along[others.rows, k] * gamma).sum().backward()
-        gammas[others.rows, k], by_mu[others.rows, k] = gamma.detach(), collected(at)
-        by_sigma[others.rows] += collected(own)
+        along, sigma = cohort.twice(held.H @ v.mT), cohort.twice(held.noise.sqrt())
+    by_mu, gammas, by_sigma = (torch.zeros_like(x) for x in (along, along, sigma))
+    for k, (others, at) in enumerate(zip(cohort.around, optima, strict=True)):
+        (along[others.rows, k] * at.gamma).sum().backward()
+        gammas[others.rows, k], by_mu[others.rows, k] = at.gamma.detach(), collected(at.mu)
+        by_sigma[others.rows] += collected(at.sigma)
     by_H = cohort.once(gammas) @ v + cohort.once(by_mu) @ w
     torch.autograd.backward(
         [held.H, held.noise], [by_H, cohort.once(by_sigma) / (2 * held.noise.detach().sqrt())]
