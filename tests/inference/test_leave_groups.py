@@ -53,6 +53,25 @@ def test_groups_left_out_equal_the_twin(bags, Z, monkeypatch):
     assert (np.abs(found - alone)[~lonely] > 1e-3).all()
 
 
+def test_bags_kept_between_sums_and_scores_are_those_made_again(bags, Z, monkeypatch):
+    """Every number, whether all bags of a parcel find room, some or none; made once, or twice."""
+    cohort, problem, w = model_of(Z).fit(bags)._fitted_problem(bags, None)
+    made, plain = [], leave_groups._batches
+
+    def counted(*args):
+        made.append(1)
+        return plain(*args)
+
+    monkeypatch.setattr(leave_groups, "_batches", counted)
+    kept = cohort.leave_one_group_out(problem, w, True, PATIENTS)
+    assert len(made) == 1
+    for room in (0, 300):
+        monkeypatch.setattr(leave_groups, "KEPT", room)
+        made.clear()
+        assert np.array_equal(cohort.leave_one_group_out(problem, w, True, PATIENTS), kept)
+        assert len(made) == 2
+
+
 # --- The public method ------------------------------------------------------------------------
 
 

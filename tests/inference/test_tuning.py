@@ -118,12 +118,55 @@ def test_the_fit_is_that_of_the_model(bags, Z, kernel):
     point = Settings(1.0, 1.0, -2.0, 0.8) if own else POINT_OF[kernel]
     cohort = cohort_of(bags, Z, name)
     model = model_of(Z, point, kernel=name).fit(bags[cohort.fold != 1])
-    found = objective.fit(problems(cohort, point), prior_at(cohort, point))
+    found = objective.fit(problems(cohort, point), prior_at(cohort, point), tolerance=1e-9)
     # a linear kernel has rank four here: the jitter carries the other two directions
     tolerance = 1e-5 if kernel == "linear" else 1e-8
     assert relative_error(found.w[1], model.whitened_mean_) < tolerance
     R = torch.linalg.inv(found.R_inverse[1])
     assert relative_error(R, model.whitened_precision_) < tolerance
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.9])
+def test_folds_fitted_one_from_the_other_end_where_each_ends_from_zero(mixed, Z, tau):
+    cohort, point = cohort_of(mixed, Z), POINTS[1]._replace(slide_effect=tau)
+    posed = problems(cohort, point)
+    found = objective.fit(posed, prior_at(cohort, point))
+    assert len(posed) == 3
+    for problem, w in zip(posed, found.w, strict=True):
+        assert relative_error(w, inference.maximise(problem, 100, 1e-9).w) < 1e-5
+
+
+def test_rows_are_those_of_their_folds(mixed, Z):
+    """In any order, and in the one in which they are split; the adjoint is that of slices."""
+    cohort = cohort_of(mixed, Z)
+    x = torch.from_numpy(mixed.features.astype(float))
+    for own, rows in ((cohort, x), (cohort.in_folds, cohort.in_folds.inputs)):
+        split = rows.clone().requires_grad_()
+        found = own.by_fold(split)
+        for part, fold in zip(found, own.folds, strict=True):
+            assert torch.equal(part, rows[fold.rows])
+        own.placed([(k + 1.5) * part.sum(1) for k, part in enumerate(found)]).sum().backward()
+        of_row = torch.from_numpy(own.fold)[own.row] + 1.5
+        assert torch.equal(split.grad, of_row[:, None].expand_as(rows).double())
+
+
+def test_each_start_begins_with_the_fits_of_the_nearest_before(cohort, monkeypatch):
+    """In widths of the prior; a start without a number is nobody's neighbour."""
+    _, fits = objective.value(cohort, POINTS[0])
+    began = []
+
+    def left_out(_cohort, _settings, start, _tolerance):
+        began.append(None if start is None else int(start.w[0, 0]))
+        if len(began) == 5:
+            raise torch.linalg.LinAlgError
+        return torch.zeros(cohort.n_bags), fits._replace(w=fits.w * 0 + len(began) - 1)
+
+    monkeypatch.setattr(tuning, "left_out", left_out)
+    found = tuning.Search(cohort, Space({}, 2.0), 40)
+    places = np.array([0.0, 9.0, 2.0, 8.0, 2.5, 2.4, 0.4]) / 10
+    scores = tuning._values(found, np.outer(places, found.space.widths))
+    assert [score == tuning.FAILED for score in scores] == [False] * 4 + [True] + [False] * 2
+    assert began == [None, 0, 0, 1, 2, 2, 0]
 
 
 def prior_at(cohort, point):

@@ -112,7 +112,8 @@ def smooth(low, at, L, size, V, H):
         own, out = V[row : row + size[b]], H[row : row + size[b]]
         for i in range(size[b]):
             _forward(low, at, L, row, i, own, lower)
-        out[:] = own
+            for c in range(own.shape[1]):  # `out[:] = own` takes Numba two seconds more
+                out[i, c] = own[i, c]
         for i in range(size[b] - 1, -1, -1):
             _backward(low, at, L, row, i, out, lower)
         row += size[b]

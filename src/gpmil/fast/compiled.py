@@ -106,13 +106,14 @@ def passes_over(H: Float[Tensor, "n M"]) -> bool:
 
 def rise_with_effect(
     H: Float[Tensor, "n M"], sigma: Float[Tensor, " n"], offsets: Int[Tensor, " b1"],
-    positive: Bool[Tensor, " b"], known: Int[Tensor, " n"], w: Float[Tensor, " M"], c: float,
+    positive: Bool[Tensor, " b"], known: Int[Tensor, " n"] | None, w: Float[Tensor, " M"], c: float,
     tau: float, rule: tuple[float, ...], near_one: float,
 ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, " n"], Bool[Tensor, " b"]]:  # fmt: skip
     """sum_b log Z_b with a slide effect, its gradient in w, mu, and which bags are in both."""
-    bags = _plain_arrays(H, sigma, offsets, positive, known, w.double())
+    *bags, at = _plain_arrays(H, sigma, offsets, positive, w.double())
+    told = None if known is None else _plain_arrays(known.long())[0]
     numbers = tuple(float(x) for x in rule)
-    log_z, *found = kernels().effect_pass.rise(*bags, c, float(tau), numbers, near_one)
+    log_z, *found = kernels().effect_pass.rise(*bags, told, at, c, float(tau), numbers, near_one)
     gradient, mu, served = (torch.from_numpy(x) for x in found)
     return log_z, gradient, mu, served
 

@@ -60,12 +60,21 @@ def _average(bag, sigma, tau, rule, rare, pulled):
 
 @njit(**INNER)
 @no_type_check
-def _gather(mu, sigma, known, chosen, bag, own):
-    """Known patches, or all as if they were negative, as effect.py takes them; how many."""
+def _gather(mu, sigma, bag, own):
+    """All patches as if they were negative, as effect.py takes them."""
+    for i in range(len(mu)):
+        bag[0][i], bag[4][i], own[i] = mu[i], 1.0, sigma[i]
+        bag[1][i] = ROOT_HALF / sigma[i]
+
+
+@njit(**INNER)
+@no_type_check
+def _gather_known(mu, sigma, known, bag, own):
+    """The same of known patches, each on its side; how many."""
     k = 0
     for i in range(len(mu)):
-        if not chosen or known[i] >= 0:
-            side = -1.0 if chosen and known[i] == 1 else 1.0
+        if known[i] >= 0:
+            side = -1.0 if known[i] == 1 else 1.0
             bag[0][k], bag[4][k], own[k] = side * mu[i], side, sigma[i]
             bag[1][k] = ROOT_HALF / sigma[i]
             k += 1
@@ -85,9 +94,8 @@ def _first(bag, k):
 def _told(mu, sigma, known, tau, rule, room, pulled, gamma):
     """log Q_L with its gradient as `gamma`, whether it is in range, whether one is positive."""
     bag, own = room
-    positive, yes, no = False, tau >= 0, tau < 0
-    k = _gather(mu, sigma, known, yes, bag, own)
-    gamma[:] = 0
+    positive, no = False, tau < 0
+    k = _gather_known(mu, sigma, known, bag, own)
     log_q, fine = _average(_first(bag, k), own[:k], tau, rule, no, pulled[:k])
     k = 0
     for i in range(len(mu)):
@@ -101,13 +109,16 @@ def _told(mu, sigma, known, tau, rule, room, pulled, gamma):
 def _positive(mu, sigma, known, tau, rule, room, pulled, gamma, near_one):
     """log Z of a positive bag with its gradient as `gamma`, and whether it is in range."""
     (bag, own), yes, no = room, tau >= 0, tau < 0
-    n, told, any_known = len(mu), 0.0, known.max() >= 0
+    n, told, any_known = len(mu), 0.0, False
     gamma[:] = 0
-    if any_known:
-        told, fine, explained = _told(mu, sigma, known, tau, rule, room, pulled, gamma)
-        if explained or not fine:
-            return told, fine
-    _gather(mu, sigma, known, no, bag, own)
+    if known is not None:
+        for i in range(n):
+            any_known = any_known or known[i] >= 0
+        if any_known:
+            told, fine, explained = _told(mu, sigma, known, tau, rule, room, pulled, gamma)
+            if explained or not fine:
+                return told, fine
+    _gather(mu, sigma, bag, own)
     log_q, fine = _average(_first(bag, n), own[:n], tau, rule, no, pulled)
     if fine and not any_known and log_q > near_one:
         return _average(_first(bag, n), own[:n], tau, rule, yes, gamma)
@@ -125,7 +136,10 @@ def _positive(mu, sigma, known, tau, rule, room, pulled, gamma, near_one):
 @njit(**DOOR)
 @no_type_check
 def rise(H, sigma, offsets, positive, known, w, c, tau, rule, near_one):
-    """sum_b log Z_b, its gradient in w, mu, and which bags are in both."""
+    """sum_b log Z_b, its gradient in w, mu, and which bags are in both.
+
+    `known` may be None: Numba then compiles nothing of what known patches need.
+    """
     bags, longest = len(positive), 0
     for b in range(bags):
         longest = max(longest, offsets[b + 1] - offsets[b])
@@ -138,10 +152,10 @@ def rise(H, sigma, offsets, positive, known, w, c, tau, rule, near_one):
         pulled, gamma = block[6][:n], block[7][:n]
         times(H, start, stop, w, c, m)
         if positive[b]:
-            told = known[start:stop]
+            told = None if known is None else known[start:stop]
             log_z, fine = _positive(m, own, told, tau, rule, room, pulled, gamma, near_one)
         else:
-            _gather(m, own, known[start:stop], tau < 0, *room)
+            _gather(m, own, *room)
             log_z, fine = _average(_first(room[0], n), own, tau, rule, tau < 0, gamma)
         served[b] = fine
         if fine:

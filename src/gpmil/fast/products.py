@@ -24,8 +24,9 @@ def weighted_gram(
     H: Float[Tensor, "n M"], weights: Float[Tensor, " n"]
 ) -> Float[Tensor, "M M"]:  # fmt: skip
     """H'diag(weights) H, multiplied in the dtype of H, added up in float64."""
-    if _plain(H) or weights.requires_grad:
+    if _plain(H) or (weights.requires_grad and torch.is_grad_enabled()):
         return (H.mT @ (weights[:, None] * H)).double()
+    weights = weights.detach()
     h, root = H.numpy(), weights.abs().sqrt_().numpy()
     total = np.zeros((h.shape[1], h.shape[1]))
     # H'diag(a) H - H'diag(b) H, a the weights above zero and -b those below

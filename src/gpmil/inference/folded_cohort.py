@@ -178,6 +178,16 @@ class Cohort:
         order = torch.from_numpy(np.argsort(self.fold, kind="stable")).to(self.device)
         return torch.empty_like(by_bag).index_copy(0, order, by_bag)
 
+    def by_fold(self, x: Shaped[Tensor, "N ..."]) -> list[Shaped[Tensor, "n ..."]]:
+        """Values of all rows, as those of every fold.
+
+        Bags in the order of their folds are split at once: the adjoint of a slice fills, and adds,
+        a matrix as large as x for each of them.
+        """
+        if not self.is_in_folds:
+            return [x[fold.rows] for fold in self.folds]
+        return list(x.split([span.stop - span.start for span in self.spans]))
+
     def placed(self, parts: list[Tensor]) -> Shaped[Tensor, " N"]:
         """Values of the rows of every fold, as those of all rows."""
         found = torch.cat(parts)

@@ -110,8 +110,8 @@ class GradedFolds:
             at = self._at(settings)
             self._fit(self._problems(at, cuts))
             assert self.w is not None
-            own = zip(self.cohort.folds, self.w, strict=True)
-            mu = self.cohort.placed([at.made.H[fold.rows] @ w for fold, w in own])
+            own = zip(self.cohort.by_fold(at.made.H), self.w, strict=True)
+            mu = self.cohort.placed([H @ w for H, w in own])
         return np.maximum.reduceat((at.theta.mean + mu).cpu().numpy(), self.cohort.offsets[:-1])
 
     def _at(self, settings: Settings) -> At:

@@ -32,6 +32,7 @@ from gpmil.moments.coupled import cut_slope
 # with three simulated slides each).
 SMALL = 0.1
 ELEMENTS = 2**21  # numbers in M x M matrices of groups (or of bags) held at once: 16 MB each
+KEPT = 2**23  # numbers of bags that are kept between sums and scores, else made twice: 64 MB
 
 
 class Parcel(NamedTuple):
@@ -170,12 +171,13 @@ def scores_without(
             for numbers, bag in padded(parcel.bags):
                 out[numbers] = leave_out.scores_without(bag, at, mean, score).cpu()
             continue
-        of_bags = ((group, share(bag, at)) for _, group, bag in _batches(parcel, padded))
+        first, kept = _keeping(_batches(parcel, padded))
+        of_bags = ((group, share(bag, at)) for _, group, bag in first)
         total = summed(parcel.n_groups, of_bags)
         left = without(total, at)
         if settle is not None:
             left = settled(parcel, decrement(total, at, left), left, total.N, settle)
-        for numbers, group, bag in _batches(parcel, padded):
+        for numbers, group, bag in kept() or _batches(parcel, padded):
             out[numbers] = score(bag, *predicted(bag, group, at.c, left)).cpu()
     return out
 
@@ -195,7 +197,10 @@ def settled(
     return left._replace(w=w)
 
 
-def _batches(parcel: Parcel, padded: Padded) -> Iterator[tuple[np.ndarray, Tensor, Bag]]:
+_Batch = tuple[np.ndarray, Tensor, Bag]
+
+
+def _batches(parcel: Parcel, padded: Padded) -> Iterator[_Batch]:
     """The bags of some groups with their numbers and those of their groups, not too many."""
     assert parcel.group is not None
     for numbers, bag in padded(parcel.bags):
@@ -206,6 +211,22 @@ def _batches(parcel: Parcel, padded: Padded) -> Iterator[tuple[np.ndarray, Tenso
             known = None if bag.known is None else bag.known[some]
             part = Bag._make([*(x[some] for x in bag[:6]), bag.effect, known])
             yield numbers[some], torch.from_numpy(group[some]).to(bag.H.device), part
+
+
+def _keeping(batches: Iterator[_Batch]) -> tuple[Iterator[_Batch], Callable[[], list[_Batch]]]:
+    """The batches, and behind the last of them all of these again; none if they are too large."""
+    held: list[_Batch] = []
+    left = KEPT
+
+    def first() -> Iterator[_Batch]:
+        nonlocal left
+        for batch in batches:
+            left -= sum(x.numel() for x in batch[2][2:6])
+            if left > 0:
+                held.append(batch)
+            yield batch
+
+    return first(), lambda: held if left > 0 else []
 
 
 def standard_error(

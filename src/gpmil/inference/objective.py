@@ -21,13 +21,14 @@ All of it is computed with the bags in the order of their folds (folded_cohort.p
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpmil.fast import products
 from gpmil.inference import nearby, row_products
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import (
@@ -42,7 +43,7 @@ from gpmil.inference.folded_cohort import Cohort, Fold
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
 from gpmil.moments import one_factor
-from gpmil.moments.likelihood import Group, downdate, has_effect
+from gpmil.moments.likelihood import Group, Product, downdate, has_effect
 from gpmil.moments.taught import patches
 
 TOLERANCE = 1e-6  # of w
@@ -106,7 +107,9 @@ def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
 def precisions(cohort: Cohort, theta: Theta, made: Features) -> Float[Tensor, "k M M"]:
     """R_k = I + sum W'H over the bags of all folds but k."""
     tau = float(theta.slide_effect)
-    gram = torch.stack([gram_of(made.W[f.rows], made.H[f.rows], f, tau) for f in cohort.folds])
+    W = cohort.by_fold(made.W)
+    H = W if made.H is made.W else cohort.by_fold(made.H)
+    gram = torch.stack([gram_of(*own, tau) for own in zip(W, H, cohort.folds, strict=True)])
     R = torch.eye(gram.shape[-1]).to(gram) + gram.sum(0) - gram
     return (R + R.mT) / 2
 
@@ -121,7 +124,7 @@ def gram_of(
     W: Float[Tensor, "n M"], H: Float[Tensor, "n M"], fold: Fold, tau: float | Tensor
 ) -> Float[Tensor, "M M"]:
     """sum_b W_b'H_b - k_b (W_b'1)(W_b'1)', k = tau^2 / (1 + tau^2 n): what bags add to R."""
-    gram = W.mT @ H
+    gram = products.gram(W) if W is H else W.mT @ H
     return gram + less_shared(W, fold, tau) if has_effect(tau) else gram
 
 
@@ -141,19 +144,30 @@ def fit(
 ) -> Fits:
     """Maximise the collapsed bound without each fold; from zero, or from fits of the same folds."""
     if start is None:
-        found = [inference.maximise(problem, 100, tolerance) for problem in posed]
+        found = _from_zero(posed, tolerance)
     else:
         found = [
             _from_nearby(problem, tolerance, w, J)
             for problem, w, J in zip(posed, *start.moved(prior), strict=True)
         ]
-    J = [
-        inference.collapsed_bound(problem, one.w)[2] if one.curvature is None else one.curvature
-        for problem, one in zip(posed, found, strict=True)
-    ]
+    J = [_hessian(problem, one) for problem, one in zip(posed, found, strict=True)]
     inverse = [torch.cholesky_inverse(problem.chol_R) for problem in posed]
     w = torch.stack([one.w for one in found])
     return Fits(w, torch.stack(inverse), torch.stack(J), prior)
+
+
+def _from_zero(posed: list[Problem], tolerance: float) -> list[inference.Solution]:
+    """Without the first fold from zero; from there, with three of four bags shared, the others."""
+    first = inference.maximise(posed[0], 100, tolerance)
+    J = _hessian(posed[0], first)
+    others = [_from_nearby(problem, tolerance, first.w, J) for problem in posed[1:]]
+    return [first._replace(curvature=J), *others]
+
+
+def _hessian(problem: Problem, found: inference.Solution) -> Float[Tensor, "M M"]:
+    """That of minus the bound where a solver ended, if it kept none."""
+    kept = found.curvature
+    return inference.collapsed_bound(problem, found.w)[2] if kept is None else kept
 
 
 def _from_nearby(
@@ -196,7 +210,7 @@ class Latent(NamedTuple):
 
 def latent(cohort: Cohort, theta: Theta, made: Features, fits: Fits) -> Latent:
     """mu = c + H w_k, and S_ii."""
-    own = [made.H[f.rows] for f in cohort.folds]
+    own = cohort.by_fold(made.H)
     mu = cohort.placed([H @ w for H, w in zip(own, fits.w, strict=True)])
     forms = cohort.placed(
         [row_products.forms(H, Q) for H, Q in zip(own, fits.R_inverse, strict=True)]
@@ -216,8 +230,10 @@ def loadings(
     smooth = sigma.apply(g[:, None], strength)
     again = sigma.apply(made.residual[:, None] * smooth, strength)[:, 0]
     pulled = [
-        row_products.with_bags(made.H[f.rows], Q, g[f.rows], f.offsets)
-        for f, Q in zip(cohort.folds, m.R_inverse, strict=True)
+        row_products.with_bags(H, Q, own, f.offsets)
+        for f, H, own, Q in zip(
+            cohort.folds, cohort.by_fold(made.H), cohort.by_fold(g), m.R_inverse, strict=True
+        )
     ]
     total = _totals(g[:, None], cohort.starts)[:, 0] * made.common
     shared = smooth[:, 0] - made.noise * g + again + cohort.placed(pulled)
@@ -286,11 +302,14 @@ def gradient(
         made = features(own, theta)
         held = made.leaves()
         with torch.no_grad():
-            found = _settled(problems(own, theta, made), prior_of(own, theta), start)
+            posed = problems(own, theta, made)
+            found = fit(posed, prior_of(own, theta), start)
+        optima = _optima(own, theta, held, found.w)
+        found = found._replace(J=_hessians(posed, optima))
         fits = found._replace(w=_leaf(found.w), R_inverse=_leaf(found.R_inverse))
         found_scores = scores(own, theta, held, fits)
         found_scores.mean().backward()
-        _through_fits(own, theta, held, found, *_adjoint(fits))
+        _through_fits(own, theta, held, optima, found.w, *_adjoint(fits))
         live = [(x, collected(leaf)) for x, leaf in zip(made, held) if x.requires_grad]
         torch.autograd.backward([x for x, _ in live], [bar for _, bar in live])
     slopes = [float(collected(x)) if isinstance(x, Tensor) else 0.0 for x in theta[:7]]
@@ -308,11 +327,34 @@ def collected(x: Tensor) -> Tensor:
     return torch.zeros_like(x) if x.grad is None else x.grad
 
 
-def _settled(posed: list[Problem], prior: Prior, start: Fits | None) -> Fits:
-    """The fits, with the Hessian at each optimum."""
-    found = fit(posed, prior, start)
-    J = [inference.collapsed_bound(p, w)[2] for p, w in zip(posed, found.w, strict=True)]
-    return found._replace(J=torch.stack(J))
+class Optimum(NamedTuple):
+    """The bags of all folds but one at w_k: gamma and A, which go back to mu and sigma."""
+
+    mu: Float[Tensor, " n"]
+    sigma: Float[Tensor, " n"]
+    gamma: Float[Tensor, " n"]
+    A: Product
+
+
+def _optima(cohort: Cohort, theta: Theta, held: Features, w: Float[Tensor, "k M"]) -> list[Optimum]:
+    """The likelihoods at each optimum, for its Hessian and for the way back through it."""
+    with torch.no_grad():
+        mu, sigma = cohort.twice(held.H @ w.mT), cohort.twice(held.noise.sqrt())
+    found = []
+    for k, others in enumerate(cohort.around):
+        at, own = _leaf(mu[others.rows, k]), _leaf(sigma[others.rows])
+        likelihood = patches(group_of(others, own, theta.slide_effect))
+        gamma, _, A = likelihood.curvature(theta.mean + at)
+        found.append(Optimum(at, own, gamma, A))
+    return found
+
+
+def _hessians(posed: list[Problem], optima: list[Optimum]) -> Float[Tensor, "k M M"]:
+    """J_k = I + H'A H."""
+    with torch.no_grad():
+        H = [cast(Chunk, problem.chunks[0]).H for problem in posed]
+        curved = torch.stack([at.A(x, x) for at, x in zip(optima, H, strict=True)])
+        return torch.eye(curved.shape[-1]).to(curved) + curved
 
 
 def _adjoint(fits: Fits) -> tuple[Float[Tensor, "k M"], Float[Tensor, "k M M"]]:
@@ -327,12 +369,13 @@ def _through_fits(
     cohort: Cohort,
     theta: Theta,
     held: Features,
-    fits: Fits,
+    optima: list[Optimum],
+    w: Float[Tensor, "k M"],
     v: Float[Tensor, "k M"],
     R_bar: Float[Tensor, "k M M"],
 ) -> None:
     """What g_k = sum H'gamma - w_k = 0 and R_k = I + sum W'H add, sums over the other folds."""
-    _through_optima(cohort, theta, held, fits.w, v)
+    _through_optima(cohort, held, optima, w, v)
     symmetric = (R_bar + R_bar.mT) / 2
     _through_grams(cohort, theta, held, symmetric.sum(0) - symmetric)
 
@@ -345,21 +388,22 @@ def _through_grams(
     And lambda' = -<W R', (Sigma - Sigma^2) W> / lambda = -<H R', W - H> / lambda.
     """
     with torch.no_grad():
-        HR = torch.cat([held.H[span] @ R for span, R in zip(cohort.spans, R_bar, strict=True)])
+        HR = torch.cat([H @ R for H, R in zip(cohort.by_fold(held.H), R_bar, strict=True)])
         by_strength = -torch.vdot(HR.flatten(), (held.W - held.H).flatten())
     torch.autograd.backward([held.W], [2 * HR])
     if isinstance(theta.coupling, Tensor):
         torch.autograd.backward([theta.coupling], [by_strength / theta.coupling.detach()])
     if not has_effect(theta.slide_effect):
         return
-    for span, fold, R in zip(cohort.spans, cohort.folds, R_bar, strict=True):
-        (less_shared(held.W[span], fold, theta.slide_effect) * R).sum().backward()
+    own = zip(cohort.by_fold(held.W), cohort.folds, R_bar, strict=True)
+    sums = [(less_shared(W, fold, theta.slide_effect) * R).sum() for W, fold, R in own]
+    torch.stack(sums).sum().backward()
 
 
 def _through_optima(
     cohort: Cohort,
-    theta: Theta,
     held: Features,
+    optima: list[Optimum],
     w: Float[Tensor, "k M"],
     v: Float[Tensor, "k M"],
 ) -> None:
@@ -368,16 +412,12 @@ def _through_optima(
     With gamma(mu) at mu = c + H w_k it is (H v_k)'gamma, so that H' = gamma v_k' + mu' w_k'.
     """
     with torch.no_grad():
-        mu, along = (cohort.twice(held.H @ x.mT) for x in (w, v))
-        sigma = cohort.twice(held.noise.sqrt())
-    by_mu, gammas, by_sigma = torch.zeros_like(mu), torch.zeros_like(mu), torch.zeros_like(sigma)
-    for k, others in enumerate(cohort.around):
-        at, own = _leaf(mu[others.rows, k]), _leaf(sigma[others.rows])
-        likelihood = patches(group_of(others, own, theta.slide_effect))
-        gamma = likelihood.curvature(theta.mean + at)[0]
-        (along[others.rows, k] * gamma).sum().backward()
-        gammas[others.rows, k], by_mu[others.rows, k] = gamma.detach(), collected(at)
-        by_sigma[others.rows] += collected(own)
+        along, sigma = cohort.twice(held.H @ v.mT), cohort.twice(held.noise.sqrt())
+    by_mu, gammas, by_sigma = (torch.zeros_like(x) for x in (along, along, sigma))
+    for k, (others, at) in enumerate(zip(cohort.around, optima, strict=True)):
+        (along[others.rows, k] * at.gamma).sum().backward()
+        gammas[others.rows, k], by_mu[others.rows, k] = at.gamma.detach(), collected(at.mu)
+        by_sigma[others.rows] += collected(at.sigma)
     by_H = cohort.once(gammas) @ v + cohort.once(by_mu) @ w
     torch.autograd.backward(
         [held.H, held.noise], [by_H, cohort.once(by_sigma) / (2 * held.noise.detach().sqrt())]

@@ -50,7 +50,7 @@ def added(found: Search, name: str, budget: int, space: Space) -> Search:
 
 def _climbed(found: Search, space: Space, settings: Settings, budget: int) -> Search:
     """The best in another space, from some settings."""
-    other = Search(found.cohort, space, budget, fits=found.fits)
+    other = Search(found.cohort, space, budget, fits=found.fits, enough=found.enough)
     climb(other, space.place(settings), first=FIRST)
     return other
 

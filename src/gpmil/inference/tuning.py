@@ -78,6 +78,7 @@ FAILED = -1e6  # the objective where it is not a number: a step to be shortened
 GRADIENT_COST = 2  # fits' worth of work in one value with its gradient
 BEND = 0.05  # of the score, at most, per unit of z squared: before anything is known of it
 ENOUGH = 2e-4  # of the score, per number that is learned: a step that promises less is noise
+ON_A_PILOT = 5e-4  # the same where steps with all bags follow
 PILOT_ROWS, PILOT_BAGS = 4_000, 30  # instances of a pilot; bags at least, if there are as many
 POINTS = 100  # inducing points of a cohort that is not small
 SMALL = 2**19  # numbers in H up to which a cohort keeps its points, and is its own pilot
@@ -220,8 +221,10 @@ class Search:
     budget: int
     trace: list[Trial] = field(default_factory=list)
     fits: Fits | None = None  # of the best trial
+    latest: Fits | None = None  # of the last one that has a number
     bend: Float[np.ndarray, "k k"] | None = None  # minus the Hessian of the score, about
     climbing: bool = False  # whether a gradient is known that a step can follow
+    enough: float = ENOUGH
 
     def value(self, z: Float[np.ndarray, " k"], start: Fits | None = None) -> float:
         """The objective at z, from a cold start if none is given."""
@@ -268,6 +271,7 @@ class Search:
         objective = score + float(log_prior.detach()) / len(self.cohort.positive)
         if not math.isfinite(objective):
             return FAILED
+        self.latest = fits
         if not self.trace or objective > self.best.objective:
             self.fits = fits
         kernel = self.cohort.kernel
@@ -282,9 +286,10 @@ class Search:
         return max(self.trace, key=lambda trial: trial.objective)
 
 
-def search(cohort: Cohort, space: Space, budget: int) -> Search:
+def search(cohort: Cohort, space: Space, budget: int, enough: float = ENOUGH) -> Search:
     """Climb the likelihood of bags left out with about `budget` fits' worth of work."""
     found, begin = started(cohort, space, budget)
+    found.enough = enough
     climb(found, begin)
     return found
 
@@ -297,7 +302,7 @@ def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> 
     hill = Hill(found.slopes, found.space.bounds, bend + prior, first)
     with contextlib.suppress(Spent):
         if found.space.learned:
-            hill.climb(begin, ENOUGH * len(begin))
+            hill.climb(begin, found.enough * len(begin))
     found.bend = hill.B - prior
 
 
@@ -352,14 +357,25 @@ def started(cohort: Cohort, space: Space, budget: int) -> tuple[Search, Float[np
     tried: list[tuple[float, ...]] = [*(EFFECT_STARTS if space.has_effect else STARTS)]
     tried += CONTEXT_STARTS if space.with_context else ()
     starts = list(dict.fromkeys(tuple(space.z(s)) for s in tried))[: max(1, budget)]
-    # each from the fits of the best before it: half the work of starting from zero
-    scores = [found.value(np.array(z), found.fits) for z in starts]
+    scores = _values(found, np.array(starts))
     if not found.trace:
         raise ValueError(
             "the likelihood of bags left out is not a number at any of the starting settings: "
             "features far from unit scale? Standardise them, or give the settings as numbers."
         )
     return found, np.array(starts[int(np.argmax(scores))])
+
+
+def _values(found: Search, starts: Float[np.ndarray, "n k"]) -> list[float]:
+    """The objective at every start, each from the fits of the nearest before it."""
+    scores: list[float] = []
+    seen: list[tuple[Float[np.ndarray, " k"], Fits | None]] = []
+    for z in starts:
+        distances = [np.linalg.norm((z - at) / found.space.widths) for at, _ in seen]
+        scores.append(found.value(z, seen[int(np.argmin(distances))][1] if seen else None))
+        if scores[-1] > FAILED:
+            seen.append((z, found.latest))
+    return scores
 
 
 # --- A weight for every column ----------------------------------------------------------------

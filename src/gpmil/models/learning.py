@@ -142,7 +142,9 @@ def learn(
     first, at_most = (space.without("slide_effect"), budget) if add else (space, budget - apart)
     few = tuning.fewer_points(made, seed)
     small = tuning.pilot(few, seed)
-    searches = [tuning.search(small.with_kernel(kernel), first, at_most) for kernel in kernels]
+    last = few if tuning.is_large(made) else made
+    enough = tuning.ENOUGH if small is last else tuning.ON_A_PILOT
+    searches = [tuning.search(small.with_kernel(k), first, at_most, enough) for k in kernels]
     best = max(searches, key=lambda s: s.best.objective)
     rivals = []
     if spare is not None and apart:
@@ -150,7 +152,6 @@ def learn(
             simpler.added(best, spare, apart, space) if add else simpler.without(best, spare, apart)
         ]
     ends = [search for search in (best, *rivals) if search.trace]
-    last = few if tuning.is_large(made) else made
     if small is not last:
         whole = last.with_kernel(best.cohort.kernel)
         # where no value with all bags is a number, the pilot has the last word

@@ -149,7 +149,8 @@ class Terms:
         """What the compiled loops must know of every row."""
         at = self.at
         numbers = (at.sites.nu, at.gauss.var, at.gauss.left, at.mask)
-        return tuple(y.reshape(-1).numpy() for y in numbers)
+        # in one layout: loops are compiled for each
+        return tuple(y.reshape(-1).contiguous().numpy() for y in numbers)
 
     def _pairs(self) -> None:
         """Sums over pairs of patches."""

@@ -80,8 +80,8 @@ def in_one_pass(
     """sum_b log Z_b and its gradient in w, compiled; bags beyond its range by their `plain` way."""
     if not compiled.passes_over(H):
         return None
-    g, known = group, torch.full_like(group.row, -1) if group.known is None else group.known
-    bags = (H, g.sigma, g.offsets, g.positive, known.long())
+    g = group
+    bags = (H, g.sigma, g.offsets, g.positive, g.known)
     rule = (float(g.effect), effect_nodes.RULE, slide_effect.NEAR_ONE)
     log_z, gradient, mu, served = compiled.rise_with_effect(*bags, w, c, *rule)
     if not bool(served.all()):
