@@ -75,13 +75,18 @@ def test_an_effect_is_added_at_the_end_of_a_search_without(bags, bowl):
 STEPS = np.array([0.2, 0.1, 0.3, -0.1, 0.0, -0.2, 0.1, 0.2, 0.0, 0.1])  # mean .07, error .0473
 
 
-def judged(bags, name, gain, groups=None):
-    """What is kept where bags gain so much by a setting."""
+def ends(bags, name, gain, groups=None):
+    """A search with a setting by which bags gain so much, and one without."""
     best = search_of(bags, groups)
     best.trace = [Trial("rbf", BEST, -0.4, -0.4, tuple(-0.5 + gain))]
     rival = search_of(bags, groups)
     rival.trace = [Trial("rbf", BEST._replace(**{name: 0.0}), -0.4, -0.4, (-0.5,) * 10)]
-    return getattr(simpler.needed(name, best, rival).best.settings, name)
+    return best, rival
+
+
+def judged(bags, name, gain, groups=None):
+    """What is kept where bags gain so much by a setting."""
+    return getattr(simpler.needed(name, *ends(bags, name, gain, groups)).best.settings, name)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +106,20 @@ def test_what_is_kept_inside_the_standard_error(bags, name, gain, kept, caplog):
     assert judged(bags, name, gain) == kept
     assert ("0 is kept" if kept == 0 else "it is kept") in caplog.text
     assert f"a difference of {gain.mean():.4f} with a standard error of 0.0473" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("gain", "both"), [(STEPS, True), (0.03 - STEPS, True), (STEPS + 0.03, False)]
+)
+def test_the_last_steps_of_both_decide_where_they_are_close(bags, gain, both, monkeypatch):
+    best, rival = ends(bags, "coupling", gain)
+    taken = []
+    monkeypatch.setattr(tuning, "finished", taken.append)
+    winner = simpler.decided("coupling", best, rival, begun=True)
+    assert taken == ([best, rival] if both else [winner])
+    taken.clear()
+    assert simpler.decided("coupling", best, rival, begun=False) is winner
+    assert taken == []  # a cohort that was its own pilot has no steps left
 
 
 def test_patients_are_the_units_of_the_error(bags):

@@ -10,7 +10,7 @@ import logging
 
 import numpy as np
 
-from gpmil.inference import leave_groups
+from gpmil.inference import leave_groups, tuning
 from gpmil.inference.at_settings import Settings
 from gpmil.inference.tuning import GRADIENT_COST, Search, Space, climb
 
@@ -26,6 +26,7 @@ LEAST = 2 * GRADIENT_COST  # one step at least
 # lambda, and 0 instead of .5 costs malignant patches (AUC .985 -> .955). So inside one, lambda
 # stays; it goes where bags are better off without it, as slides with tiny lesions are.
 NEEDED = {"slide_effect": 1.0, "coupling": -1.0}
+CLOSE = 2.0  # standard errors within which neither end is clear before its last steps
 
 
 def part_of(budget: int) -> int:
@@ -55,17 +56,38 @@ def _climbed(found: Search, space: Space, settings: Settings, budget: int) -> Se
     return other
 
 
+def _gain(best: Search, rival: Search) -> tuple[float, float]:
+    """What bags left out gain by a setting, on average, and its standard error."""
+    gain = np.array(best.best.by_bag) - np.array(rival.best.by_bag)
+    return float(gain.mean()), leave_groups.standard_error(gain, best.cohort.groups)
+
+
+def is_close(best: Search, rival: Search) -> bool:
+    """Whether a few more steps of either could decide."""
+    gain, error = _gain(best, rival)
+    return abs(gain) < CLOSE * error
+
+
 def needed(name: str, best: Search, rival: Search) -> Search:
     """A search with `name`, or its rival without: whose best says more of the bags."""
-    with_it, without_it = (np.array(search.best.by_bag) for search in (best, rival))
-    gain = with_it - without_it
-    error = leave_groups.standard_error(gain, best.cohort.groups)
-    kept = rival if gain.mean() <= NEEDED[name] * error else best
+    gain, error = _gain(best, rival)
+    kept = rival if gain <= NEEDED[name] * error else best
     logger.info(
         "%s %.3g against 0: %.4f and %.4f per bag left out, a difference of %.4f with a standard "
         "error of %.4f: %s",
-        name.replace("_", " "), getattr(best.best.settings, name), with_it.mean(),
-        without_it.mean(), gain.mean(), error,
+        name.replace("_", " "), getattr(best.best.settings, name), best.best.score,
+        rival.best.score, gain, error,
         "0 is kept" if kept is rival else "it is kept",
     )  # fmt: skip
     return kept
+
+
+def decided(spare: str, best: Search, rival: Search, begun: bool) -> Search:
+    """With the setting or without; where the last steps are to come, both take them if close."""
+    close = begun and is_close(best, rival)
+    for end in (best, rival) if close else ():
+        tuning.finished(end)
+    winner = needed(spare, best, rival)
+    if begun and not close:
+        tuning.finished(winner)
+    return winner

@@ -156,11 +156,12 @@ def learn(
         whole = last.with_kernel(best.cohort.kernel)
         # where no value with all bags is a number, the pilot has the last word
         ends = [e for e in (tuning.on_all(s, whole) for s in ends) if e.trace] or [best]
-    winner = ends[0]
+    begun = ends[0].cohort is not best.cohort
     if spare is not None and len(ends) == 2:
-        winner = simpler.needed(spare, *(ends[::-1] if add else ends))
-    if winner.cohort is not best.cohort:
-        tuning.finished(winner)
+        having, lacking = ends[::-1] if add else ends
+        winner = simpler.decided(spare, having, lacking, begun)
+    else:
+        winner = tuning.finished(ends[0]) if begun else ends[0]
     kept = winner.best
     tried = {id(search): search for search in (*searches, *rivals, *ends)}
     trace = [
