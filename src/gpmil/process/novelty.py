@@ -23,7 +23,7 @@ the outer one for e, which is there for slides that no inducing point is near to
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpmil.fast.products import gram
+from gpmil.process.others import EPS, TINY, Sums, Turned, sums
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP
 
 MOST_SLIDES = 256  # training slides that are kept, evenly spaced among all
@@ -39,102 +39,10 @@ MOST_PATCHES = 64  # patches of a slide that are looked at, evenly spaced among 
 FEWEST_SLIDES, FEWEST_PATIENTS = 10, 3  # below which nothing can be said
 PATCHES_BEYOND = 0.01  # share of the training patches that lie outside of their own range
 FENCES = (1.5, 3.0)  # quartile ranges from the third quartile to the edge, of d_b and of e
-RIDGE = 0.01  # r, of the mean variance in C
 LEVELS = np.linspace(0, 1, 101)  # of the quantiles kept of the patches
-TINY, EPS = np.finfo(float).tiny, 1e-12
 
 
 Ask = Callable[..., list[Any]]  # the name of a method, and its arguments
-
-
-class Sums(NamedTuple):
-    """n, sum w and sum w w' of some patches."""
-
-    n: float
-    first: Float[Tensor, " M"]
-    second: Float[Tensor, "M M"]
-
-    def plus(self, other: "Sums") -> "Sums":
-        """With some more."""
-        n, first, second = other
-        return Sums(self.n + n, self.first + first, self.second + second)
-
-    def precision(self) -> Float[Tensor, "M M"]:
-        """R = I + sum w w'."""
-        R = self.second.clone()
-        R.diagonal().add_(1)
-        return R
-
-    def metric(self) -> Float[Tensor, "M M"]:
-        """The Cholesky factor of C + r I."""
-        mean = self.first / self.n
-        C = (self.second / self.n).addr_(mean, mean, alpha=-1)
-        C.diagonal().add_(_ridge(float(self.second.trace()) / self.n, mean))
-        return torch.linalg.cholesky(C)
-
-
-def _ridge(power: float, mean: Float[Tensor, " M"]) -> float:
-    """r, from the mean of |w|^2 and that of w."""
-    # where all patches are one, C is what rounding leaves of a difference
-    variance = max(power - float(mean @ mean), 0.0) / len(mean)
-    return RIDGE * variance + EPS * power / len(mean) + TINY
-
-
-class Turned(NamedTuple):
-    """All patches in the eigenbasis of sum w w' = Q diag(s) Q', in which it is easy to leave out.
-
-    With the rows v = Q'w of a patient as V, and m the mean of the others, both matrices of the
-    others are a diagonal one less a few rows:
-
-        R = diag(1 + s) - V'V,    n (C + r I) = diag(s + n r) - V'V - n m m'.
-    """
-
-    n: float
-    mean: Float[Tensor, " M"]  # Q' mean w
-    s: Float[Tensor, " M"]
-    Q: Float[Tensor, "M M"]
-
-    @classmethod
-    def of(cls, every: Sums) -> "Turned":
-        """From the sums over all patches."""
-        s, Q = torch.linalg.eigh(every.second)
-        return cls(every.n, Q.mT @ (every.first / every.n), s.clamp(min=0.0), Q)
-
-    def spreads(self, V: Float[Tensor, "k M"], bag: Int[np.ndarray, " k"]) -> Float[Tensor, " s"]:
-        """v of slides in the metric of all patches, from their rows Q'w."""
-        ridge = self.n * _ridge(float(self.s.sum()) / self.n, self.mean)
-        Y = self.n**0.5 * _roots(self.s + ridge, self.n**0.5 * self.mean[None], V)
-        return Slides.of(Y, bag).spread
-
-    def explained(
-        self, own: Float[Tensor, " k"], V: Float[Tensor, "k M"], lost: Float[Tensor, "l M"]
-    ) -> Float[Tensor, " k"]:
-        """e of rows V, those of `lost` not being seen: w'(I - R^-1) w / k(x, x)."""
-        back = _roots(1 + self.s, lost, V).square().sum(1)
-        return (V.square().sum(1) - back) / own
-
-    def in_metric(
-        self, n: float, total: Float[Tensor, " M"], lost: Float[Tensor, "l M"], X: Tensor
-    ) -> Float[Tensor, "k r"]:
-        """Rows in the metric without `lost`, n rows of the sum `total`."""
-        rest = self.n - n
-        mean = (self.n * self.mean - total) / rest
-        power = (float(self.s.sum()) - float(lost.square().sum())) / rest
-        less = torch.cat([lost, rest**0.5 * mean[None]])
-        return rest**0.5 * _roots(self.s + rest * _ridge(power, mean), less, X)
-
-
-def _roots(
-    b: Float[Tensor, " M"], U: Float[Tensor, "l M"], X: Float[Tensor, "k M"]
-) -> Float[Tensor, "k r"]:
-    """Y with Y Y' = X (diag(b) - U'U)^-1 X'; for few rows U by Woodbury's formula."""
-    if len(U) >= len(b):
-        return _solved(torch.linalg.cholesky(b.diag() - gram(U)), X)
-    # X D X' + X D U'(I - U D U')^-1 U D X',  D = diag(b)^-1
-    D = b.rsqrt()
-    U, X = U * D, X * D
-    eye = torch.eye(len(U), dtype=b.dtype, device=b.device)
-    return torch.cat([X, _solved(torch.linalg.cholesky(eye - U @ U.mT), X @ U.mT)], 1)
 
 
 class Slides(NamedTuple):
@@ -169,6 +77,7 @@ class Looked:
     own: Float[Tensor, " n"]
     bag: Int[np.ndarray, " n"]  # which of the slides here every patch is of, in order
     slides: int
+    _cache: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
 
     @classmethod
     def at(cls, start: int, gp: SparseGP, slides: Sequence[Float[Tensor, "_ d"]]) -> "Looked":
@@ -186,9 +95,15 @@ class Looked:
         """The sums, and phi of every slide."""
         return self._sums(slice(None)), bag_mean(self.W, self.bag)
 
-    def spreads(self, every: Turned) -> Float[Tensor, " s"]:
+    def spreads(self, every: Turned) -> Float[np.ndarray, " s"]:
         """v of every slide."""
-        return every.spreads(self.W @ every.Q, self.bag)
+        return every.spreads(self._turned(every), self.bag) if self.slides else np.empty(0)
+
+    def _turned(self, every: Turned) -> Float[np.ndarray, "n M"]:
+        """W in the eigenbasis, which is asked for twice."""
+        if not np.array_equal(self._cache.get("Q"), every.Q):
+            self._cache.update(Q=every.Q, V=self.W.numpy() @ every.Q)
+        return self._cache["V"]
 
     def of_patient(self, patient: Int[np.ndarray, " S"], p: int) -> Sums | None:
         """The sums over the slides of a patient that lie here."""
@@ -198,21 +113,19 @@ class Looked:
         self,
         every: Turned,
         phi: Float[Tensor, "S M"],
-        spreads: Float[Tensor, " S"],
+        spreads: Float[np.ndarray, " S"],
         patient: Int[np.ndarray, " S"],
         apart: Mapping[int, Sums],  # those of patients who have slides elsewhere, too
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """d_b, the mean e_i of every slide, and all e_i: each without its patient."""
-        mine, (V, phi) = self._mine(patient), (x @ every.Q for x in (self.W, phi))
+        mine, V, middles = self._mine(patient), self._turned(every), phi.numpy() @ every.Q
         d, e = np.empty(self.slides), np.empty(len(self.bag))
         for p in np.unique(mine):
-            rows, outside = self._patches_of(mine == p), np.flatnonzero(patient != p)
-            own, bag = V[rows], np.unique(self.bag[rows], return_inverse=True)[1]
-            n, total, lost = _lost(every, own, apart.get(int(p)))
-            Y = every.in_metric(n, total, lost, torch.cat([own, phi[outside]]))
-            rest = Slides(Y[len(own) :], spreads[outside])
-            d[mine == p] = Slides.of(Y[: len(own)], bag).nearest(rest)
-            e[rows] = every.explained(self.own[rows], own, lost).cpu().numpy()
+            rows, outside = self._patches_of(mine == p), patient != p
+            own = V[rows]
+            others = every.without(*_lost(every, own, apart.get(int(p))))
+            d[mine == p] = others.nearest(own, self.bag[rows], middles[outside], spreads[outside])
+            e[rows] = others.explained(self.own[rows].numpy(), own)
         each = bag_mean(torch.from_numpy(e)[:, None], self.bag)[:, 0]
         return d, each.numpy(), e
 
@@ -250,14 +163,16 @@ class Seen:
         totals, means = zip(*ask("first"))
         every, phi = _added(totals), torch.cat(means)
         turned = Turned.of(every)
-        spreads = torch.cat(ask("spreads", turned))
+        spreads = np.concatenate(ask("spreads", turned))
         parts = np.repeat(np.arange(len(means)), [len(part) for part in means])
         split = [p for p in np.unique(patient) if len(np.unique(parts[patient == p])) > 1]
         apart = {int(p): _added(ask("of_patient", patient, int(p))) for p in split}
         d, mean, e = zip(*ask("scores", turned, phi, spreads, patient, apart))
         scores = np.stack([np.concatenate(d), surprise(np.concatenate(mean))], axis=1).clip(TINY)
         quantiles, n = np.quantile(surprise(np.concatenate(e)), LEVELS), np.array([every.n])
-        return cls(every.precision(), every.first / every.n, phi, spreads, quantiles, scores, n)
+        mean = every.first / every.n
+        known = torch.from_numpy(spreads)
+        return cls(every.precision(), mean, phi, known, quantiles, scores, n)
 
     def of(
         self, gp: SparseGP, K: Float[Tensor, "n M"], own: Float[Tensor, " n"],
@@ -305,20 +220,15 @@ def enough(patient: Int[np.ndarray, " S"]) -> bool:
     return len(patient) >= FEWEST_SLIDES and len(np.unique(patient)) >= FEWEST_PATIENTS
 
 
-def sums(W: Float[Tensor, "n M"]) -> Sums:
-    """Over some patches."""
-    return Sums(float(len(W)), W.sum(0), gram(W))
-
-
 def _lost(
-    every: Turned, own: Float[Tensor, "k M"], elsewhere: Sums | None
-) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "l M"]]:
+    every: Turned, own: Float[np.ndarray, "k M"], elsewhere: Sums | None
+) -> tuple[float, Float[np.ndarray, " M"], Float[np.ndarray, "l M"]]:
     """Number, sum and rows of a patient's patches; of slides elsewhere rows with the same sums."""
     if elsewhere is None:
         return float(len(own)), own.sum(0), own
-    s, Q = torch.linalg.eigh(elsewhere.second)
-    rows = (s.clamp(min=0.0).sqrt() * Q).mT @ every.Q
-    return elsewhere.n, elsewhere.first @ every.Q, rows
+    s, Q = (x.numpy() for x in torch.linalg.eigh(elsewhere.second))
+    rows = (np.sqrt(s.clip(min=0.0)) * Q).T @ every.Q
+    return elsewhere.n, elsewhere.first.numpy() @ every.Q, rows
 
 
 def _added(parts: Iterable[Sums | None]) -> Sums:
