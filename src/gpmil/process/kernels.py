@@ -17,6 +17,8 @@ from gpytorch.kernels import Kernel as GPyTorchKernel
 from jaxtyping import Float
 from torch import Tensor
 
+from gpmil.fast import compiled
+
 TINY = 1e-30  # a squared distance
 JITTER = 1e-6  # of the variance, on the diagonal of Kzz
 Length = float | Tensor
@@ -50,7 +52,7 @@ def inner_products(
 
 def squared_norms(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
     """x'x of every row."""
-    return x.square().sum(-1)
+    return torch.linalg.vecdot(x, x)
 
 
 # --- The kernels ----------------------------------------------------------------------------------
@@ -61,15 +63,27 @@ def rbf_value(s: Tensor, length: Length) -> Tensor:
     return torch.exp(s * (-0.5 / length**2))
 
 
-def rbf(x: Float[Tensor, "*b n d"], z: Float[Tensor, "*#b m d"]) -> Float[Tensor, "*b n m"]:
-    """exp(-|x - z|^2 / 2) in place, one pass over the matrix where the formula takes several."""
+def rbf(
+    x: Float[Tensor, "*b n d"], z: Float[Tensor, "*#b m d"], variance: Length, length: Length
+) -> Float[Tensor, "*b n m"]:
+    """variance exp(-|x - z|^2 / (2 length^2)) in place, one pass where the formula takes several.
+
+    On a CPU it is compiled.
+    """
     # -|x - z|^2 / 2 = x'z - |x|^2 / 2 - |z|^2 / 2, on centred inputs so that little cancels
     center = z.flatten(0, -2).mean(0)
-    x, z = x - center, z - center
-    out = x @ z.mT
-    out -= x.square().sum(-1, keepdim=True) / 2
-    out -= z.square().sum(-1)[..., None, :] / 2
-    return out.clamp_(max=0).exp_()
+    x, z = (x - center).div_(length), (z - center).div_(length)
+    out, half_x, half_z = x @ z.mT, squared_norms(x).div_(2), squared_norms(z).div_(2)
+    loop = None if out.is_cuda else compiled.pairs()
+    if loop is not None:
+        (*many, n, m), half_z = out.shape, half_z.expand(*out.shape[:-2], -1)
+        shapes = ((out, (n, m)), (half_x, (n,)), (half_z, (m,)))
+        for one in zip(*(a.reshape(math.prod(many), *own).numpy() for a, own in shapes)):
+            loop.rbf(*one, float(variance))
+        return out
+    out -= half_x[..., None]
+    out -= half_z[..., None, :]
+    return out.clamp_(max=0).exp_().mul_(variance)
 
 
 def _distance(s: Tensor) -> Tensor:
@@ -100,8 +114,8 @@ class Formula(NamedTuple):
     pairs: Callable[[Tensor, Tensor], Tensor]  # of the rows of x with those of z
     own: Callable[[Tensor], Tensor]  # the same of every row with itself
     value: Callable[[Tensor, Length], Tensor]  # from either, and the length scale
-    # the whole of it at length one, where no derivative is asked for
-    in_place: Callable[[Tensor, Tensor], Tensor] | None = None
+    # the whole of it from variance and length, where no derivative is asked for
+    in_place: Callable[[Tensor, Tensor, Length, Length], Tensor] | None = None
 
 
 KERNELS: dict[str, Formula] = {
@@ -159,7 +173,7 @@ class Kernel:
         if torch.is_grad_enabled() or not self.named:
             return self.variance * f.value(f.pairs(x, z), self.lengthscale)
         if f.in_place is not None:
-            return f.in_place(x / self.lengthscale, z / self.lengthscale).mul_(self.variance)
+            return f.in_place(x, z, self.variance, self.lengthscale)
         return f.value(f.pairs(x, z), self.lengthscale).mul_(self.variance)
 
     def diagonal(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
