@@ -20,6 +20,9 @@ class Kernel(Protocol):
     def diagonal(self, x: Tensor, /) -> Tensor:
         """k(x_i, x_i), (..., n)."""
 
+    def against(self, x: Tensor, S: Tensor, /) -> float | Tensor:
+        """sum_ij S_ij k(x_i, x_j), S symmetric and perhaps larger than x is long."""
+
 
 @runtime_checkable
 class Part(Protocol):

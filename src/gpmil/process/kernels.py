@@ -10,8 +10,9 @@ them keeps it. A gpytorch kernel object of the user's is taken as it is.
 import copy
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel as GPyTorchKernel
 from jaxtyping import Float
@@ -71,19 +72,44 @@ def rbf(
     On a CPU it is compiled.
     """
     # -|x - z|^2 / 2 = x'z - |x|^2 / 2 - |z|^2 / 2, on centred inputs so that little cancels
-    center = z.flatten(0, -2).mean(0)
-    x, z = (x - center).div_(length), (z - center).div_(length)
-    out, half_x, half_z = x @ z.mT, squared_norms(x).div_(2), squared_norms(z).div_(2)
-    loop = None if out.is_cuda else compiled.pairs()
+    center, same = z.flatten(0, -2).mean(0), x is z
+    z = (z - center).div_(length)
+    x = z if same else (x - center).div_(length)
+    loop = None if x.is_cuda else compiled.pairs()
     if loop is not None:
-        (*many, n, m), half_z = out.shape, half_z.expand(*out.shape[:-2], -1)
-        shapes = ((out, (n, m)), (half_x, (n,)), (half_z, (m,)))
-        for one in zip(*(a.reshape(math.prod(many), *own).numpy() for a, own in shapes)):
-            loop.rbf(*one, float(variance))
-        return out
-    out -= half_x[..., None]
-    out -= half_z[..., None, :]
+        return _compiled_rbf(x, z.expand(*x.shape[:-2], *z.shape[-2:]), variance, loop)
+    out = x @ z.mT
+    out -= squared_norms(x)[..., None] / 2
+    out -= squared_norms(z)[..., None, :] / 2
     return out.clamp_(max=0).exp_().mul_(variance)
+
+
+def _compiled_rbf(
+    x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"], variance: Length, loop: Any
+) -> Float[Tensor, "*b n m"]:
+    """The same at length one, matrix by matrix: of one with itself NumPy computes half."""
+    (*many, n, d), m = x.shape, z.shape[-2]
+    out = np.empty((math.prod(many), n, m))
+    for K, a, b in zip(out, x.reshape(-1, n, d).numpy(), z.reshape(-1, m, d).numpy()):
+        np.matmul(a, b.T, out=K)
+        loop.rbf(K, squares(a) / 2, squares(b) / 2, float(variance))
+    return torch.from_numpy(out).view(*many, n, m)
+
+
+def squares(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+    """x'x of every row."""
+    return np.einsum("ij,ij->i", x, x)
+
+
+def rbf_against(
+    x: Float[Tensor, "n d"], S: Float[Tensor, "p p"], variance: Length, length: Length
+) -> float | None:
+    """sum_ij S_ij k(x_i, x_j), of a symmetric S the first n rows; None where it is not compiled."""
+    loop = None if x.is_cuda else compiled.pairs()
+    if loop is None:
+        return None
+    a = (x - x.mean(0)).div_(length).numpy()
+    return float(variance) * loop.rbf_against(a @ a.T, squares(a) / 2, S.detach().numpy())
 
 
 def _distance(s: Tensor) -> Tensor:
@@ -116,10 +142,11 @@ class Formula(NamedTuple):
     value: Callable[[Tensor, Length], Tensor]  # from either, and the length scale
     # the whole of it from variance and length, where no derivative is asked for
     in_place: Callable[[Tensor, Tensor, Length, Length], Tensor] | None = None
+    against: Callable[[Tensor, Tensor, Length, Length], float | None] | None = None
 
 
 KERNELS: dict[str, Formula] = {
-    "rbf": Formula(squared_distances, no_distance, rbf_value, in_place=rbf),
+    "rbf": Formula(squared_distances, no_distance, rbf_value, rbf, rbf_against),
     "matern32": Formula(squared_distances, no_distance, matern32_value),
     "matern52": Formula(squared_distances, no_distance, matern52_value),
     "linear": Formula(inner_products, squared_norms, linear_value),
@@ -179,3 +206,12 @@ class Kernel:
     def diagonal(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
         """k(x_i, x_i)."""
         return self.variance * self.formula.value(self.formula.own(x), self.lengthscale)
+
+    def against(self, x: Float[Tensor, "n d"], S: Float[Tensor, "p p"]) -> float | Tensor:
+        """sum_ij S_ij k(x_i, x_j), S symmetric and perhaps larger than x is long."""
+        found = self.formula.against
+        if found is not None and not torch.is_grad_enabled():
+            total = found(x, S, self.variance, self.lengthscale)
+            if total is not None:
+                return total
+        return (S[: len(x), : len(x)] * self(x, x)).sum()

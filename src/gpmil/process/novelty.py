@@ -22,7 +22,7 @@ the outer one for e, which is there for slides that no inducing point is near to
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -68,6 +68,41 @@ class Slides(NamedTuple):
         return (apart / spreads).min(1).values.cpu().numpy()
 
 
+class Watched(NamedTuple):
+    """w_i and k(x_i, x_i) of patches that novelty will look at, kept when a fit comes by them."""
+
+    gp: SparseGP
+    rows: Int[np.ndarray, " n"]
+    place: Int[Tensor, " N"]  # of every instance among them, -1 of all others
+    W: Float[Tensor, "n M"]
+    own: Float[Tensor, " n"]
+
+    @classmethod
+    def of(cls, gp: SparseGP, rows: Int[np.ndarray, " n"], n_instances: int) -> "Watched":
+        """Nothing seen yet."""
+        place = torch.full((n_instances,), -1, device=gp.L.device)
+        place[torch.from_numpy(rows).to(gp.L.device)] = torch.arange(len(rows)).to(place)
+        W = gp.L.new_empty(len(rows), len(gp.L))
+        return cls(gp, rows, place, W, W.new_empty(len(rows)))
+
+    def see(
+        self, rows: Int[Tensor, " k"], x: Float[Tensor, "k d"], W: Float[Tensor, "k m"]
+    ) -> None:
+        """Some instances: their kernel inputs, and W."""
+        at = self.place[rows]
+        here = (at >= 0).nonzero()[:, 0]
+        at = at[here]
+        self.W.index_copy_(0, at, W[:, : self.W.shape[1]].index_select(0, here))
+        self.own.index_copy_(0, at, self.gp.kernel.diagonal(x.index_select(0, here)))
+
+    def serves(self, gp: SparseGP, rows: Int[np.ndarray, " k"]) -> bool:
+        """Whether these are the patches, seen by a process that begins with the same points."""
+        m = len(gp.L)
+        same = torch.equal(self.gp.inducing[:m], gp.inducing)
+        same = same and torch.equal(self.gp.L[:m, :m], gp.L)
+        return same and np.array_equal(self.rows, rows)
+
+
 @dataclass(frozen=True)
 class Looked:
     """Some of the training slides, where they lie: w_i and k(x_i, x_i) of patches looked at."""
@@ -80,12 +115,22 @@ class Looked:
     _cache: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def at(cls, start: int, gp: SparseGP, slides: Sequence[Float[Tensor, "_ d"]]) -> "Looked":
-        """From kernel inputs."""
-        x = torch.cat([gp.inducing[:0], *slides])
-        bag = np.repeat(np.arange(len(slides)), [len(own) for own in slides])
-        W = gp.whiten(x).contiguous()  # slides are cut out of it
-        return cls(start, W, gp.kernel.diagonal(x), bag, len(slides))
+    def at(
+        cls, start: int, gp: SparseGP, x: Float[Tensor, "n d"], sizes: Int[np.ndarray, " s"]
+    ) -> "Looked":
+        """From kernel inputs of slides, one after the other."""
+        return cls.seen(start, gp.whiten(x).contiguous(), gp.kernel.diagonal(x), sizes)
+
+    @classmethod
+    def seen(
+        cls,
+        start: int,
+        W: Float[Tensor, "n M"],
+        own: Float[Tensor, " n"],
+        sizes: Int[np.ndarray, " s"],
+    ) -> "Looked":
+        """From W and k(x, x)."""
+        return cls(start, W, own, np.repeat(np.arange(len(sizes)), sizes), len(sizes))
 
     def cpu(self) -> "Looked":
         """The same to be asked from elsewhere."""
@@ -97,7 +142,10 @@ class Looked:
 
     def spreads(self, every: Turned) -> Float[np.ndarray, " s"]:
         """v of every slide."""
-        return every.spreads(self._turned(every), self.bag) if self.slides else np.empty(0)
+        if not self.slides:
+            return np.empty(0)
+        phi = bag_mean(self.W, self.bag).numpy() @ every.Q
+        return every.spreads(self._turned(every), phi, self.bag)
 
     def _turned(self, every: Turned) -> Float[np.ndarray, "n M"]:
         """W in the eigenbasis, which is asked for twice."""

@@ -73,12 +73,19 @@ class Turned(NamedTuple):
         return cls(every.n, every.first.numpy() / every.n @ Q, s.clip(min=0.0), Q)
 
     def spreads(
-        self, V: Float[np.ndarray, "k M"], bag: Int[np.ndarray, " k"]
+        self, V: Float[np.ndarray, "k M"], phi: Float[np.ndarray, "s M"], bag: Int[np.ndarray, " k"]
     ) -> Float[np.ndarray, " s"]:
-        """v of slides in the metric of all patches, from their rows Q'w."""
-        r = ridge(float(self.s.sum()) / self.n, self.mean)
-        whole = DiagonalLess(self.s + self.n * r, V[:0], self.n**0.5 * self.mean[None])
-        return self.n * _middles(whole.roots(V), bag)[1]
+        """v of slides in the metric of all patches, from their rows Q'w and the means of these."""
+        D = 1 / (self.s + self.n * ridge(float(self.s.sum()) / self.n, self.mean))
+        # one row is taken away: A / n = D + D m m' D / (1 / n - m' D m)
+        by, share = D * self.mean, 1 / (1 / self.n - self.mean @ (D * self.mean))
+
+        def form(X: Float[np.ndarray, "l M"]) -> Float[np.ndarray, " l"]:
+            return np.einsum("ij,ij,j->i", X, X, D) + share * (X @ by) ** 2
+
+        starts, counts = _slides(bag)
+        mean = np.add.reduceat(form(V), starts) / counts
+        return self.n * (mean - form(phi)).clip(min=0.0)
 
     def without(
         self, n: float, total: Float[np.ndarray, " M"], lost: Float[np.ndarray, "l M"]
@@ -160,12 +167,17 @@ def _squares(Y: Float[np.ndarray, "k r"]) -> Float[np.ndarray, " k"]:
     return np.einsum("ij,ij->i", Y, Y)
 
 
+def _slides(bag: Int[np.ndarray, " k"]) -> tuple[np.ndarray, np.ndarray]:
+    """Where the rows of every slide begin, which lie together, and how many there are."""
+    starts = np.flatnonzero(np.diff(bag, prepend=-1))
+    return starts, np.diff(starts, append=len(bag))
+
+
 def _middles(
     Y: Roots, bag: Int[np.ndarray, " k"]
 ) -> tuple[list[Float[np.ndarray, "b _"]], Float[np.ndarray, " b"]]:
-    """Means of the rows of every slide, which lie together, and tr S = mean |y|^2 - |mean y|^2."""
-    starts = np.flatnonzero(np.diff(bag, prepend=-1))
-    counts = np.diff(starts, append=len(bag))
+    """Means of the rows of every slide, and tr S = mean |y|^2 - |mean y|^2."""
+    starts, counts = _slides(bag)
     middles = [np.add.reduceat(part, starts) / counts[:, None] for part in Y]
     power = np.add.reduceat(sum(map(_squares, Y)), starts) / counts
     return middles, (power - sum(map(_squares, middles))).clip(min=0.0)

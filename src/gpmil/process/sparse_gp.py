@@ -19,6 +19,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpmil.coupling.operator import Part
+from gpmil.fast import triangles
 from gpmil.process.kernels import JITTER, Kernel
 from gpmil.process.slide_context import Sizes, SlideContext, bag_means, to_patches
 
@@ -73,14 +74,19 @@ class SparseGP:
 
     @functools.cached_property
     def L_inverse(self) -> Float[Tensor, "M M"]:
-        """L^-1: on a GPU a product with it takes a third of the time of a triangular solve."""
+        """L^-1: a product with it takes a third of the time of a triangular solve, on a CPU two."""
+        if not self.L.is_cuda:
+            return torch.from_numpy(triangles.inverse(self.L.detach().numpy()))
         eye = torch.eye(len(self.L), dtype=self.L.dtype, device=self.L.device)
         return torch.linalg.solve_triangular(self.L, eye, upper=False)
 
     def whiten(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
         """W = Kxz L^-T."""
-        if x.is_cuda and not torch.is_grad_enabled():
-            return self.kernel(x, self.inducing) @ self.L_inverse.mT
+        if not torch.is_grad_enabled():
+            K = self.kernel(x, self.inducing)
+            if x.is_cuda:
+                return K @ self.L_inverse.mT
+            return torch.from_numpy(triangles.times(self.L_inverse.numpy(), K.numpy()))
         return torch.linalg.solve_triangular(self.L, self.kernel(self.inducing, x), upper=False).mT
 
     def whiten_bags(self, x: Float[Tensor, "n d"], sizes: Sizes = None) -> Float[Tensor, "n k"]:
