@@ -49,11 +49,11 @@ def found(mu: Float[Tensor, " n"], cov: Float[Tensor, "n n"], tol: float) -> EP 
         return None
     bag, (*values, n_iter, converged) = settled
     tau, nu = torch.from_numpy(bag.x)[None].split(len(mu), dim=-1)
-    mean = torch.from_numpy(bag.gauss[0])[None]
+    mean, V = (torch.from_numpy(a)[None] for a in (bag.gauss[0], bag.V))
     numbers = torch.tensor([bag.log_gauss, *values], dtype=torch.float64)
     log_gauss, plain, c3, c4, error = numbers.split(1)
     many, done = torch.tensor([n_iter]), torch.tensor([converged])
-    return EP(tau, nu, mean, torch.from_numpy(bag.V)[None], log_gauss, plain, c3, c4, error, many, done)
+    return EP(tau, nu, mean, V, log_gauss, plain, c3, c4, error, many, done)
 
 
 def _settled(mu: Tensor, cov: Tensor, tol: float, max_iter: int) -> tuple["_Bag", LogP] | None:

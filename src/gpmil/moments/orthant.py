@@ -32,7 +32,7 @@ from gpmil.moments.truncated import log_not
 
 TINY = 2.0**-1022
 TOLERANCE = 3e-3  # of the sites: log P + c3 is then a few 1e-4 off, 1e-3 at coupling 10
-LARGE = 100  # coordinates from which bags are taken one by one on a CPU; below, batches are faster
+LARGE = 32  # coordinates from which bags are taken one by one on a CPU; below, batches are faster
 RARE = 0.01  # sum_i P(m_i > 0) below which EP's error estimate says nothing about 1 - P
 NOTHING = 1e-6  # of the largest part of a slope: what is smaller is left out
 DIGITS = 1e-10  # of the sums for two and three coordinates
