@@ -308,7 +308,7 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
         delta = ascent(J, gradient)
         found = climb(problem, w, value, gradient, delta, look)
         if found is None and age:  # an old Hessian led nowhere
-            J, age = collapsed_bound(problem, w)[2], 0
+            J, age = _curvature(problem, w), 0
             found = climb(problem, w, value, gradient, ascent(J, gradient), look)
         if found is None:
             return Solution(w, step, residual < tol, residual, trace)
@@ -321,7 +321,7 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
         if (last and residual < tol) or stalled(trace):
             return Solution(w, step, residual < tol, residual, trace)
         if age and (shortened or age > PATIENCE) and _steps_left(before, residual, tol) > HESSIAN:
-            J, age = collapsed_bound(problem, w)[2], 0
+            J, age = _curvature(problem, w), 0
     return Solution(w, max_iter, residual < tol, residual, trace)
 
 
@@ -330,6 +330,12 @@ def _from_R(problem: Problem) -> Float[Tensor, "M M"]:
     J = FROM_R * problem.share * problem.R
     J.diagonal().add_((1 - FROM_R) * problem.share)
     return J
+
+
+def _curvature(problem: Problem, w: Float[Tensor, " M"]) -> Float[Tensor, "M M"]:
+    """The Hessian of -L to lead the way, multiplied in float32: the gradient says where to end."""
+    rough = [replace(p, rough=True) if isinstance(p, Chunk) else p for p in problem.chunks]
+    return collapsed_bound(replace(problem, chunks=rough), w)[2]
 
 
 def _steps_left(before: float, residual: float, tol: float) -> float:

@@ -95,7 +95,7 @@ class Watched(NamedTuple):
         here = (at >= 0).nonzero()[:, 0]
         at = at[here]
         self.W.index_copy_(0, at, W[:, : self.W.shape[1]].index_select(0, here))
-        self.own.index_copy_(0, at, self.gp.kernel.diagonal(x.index_select(0, here)))
+        self.own.index_copy_(0, at, self.gp.kernel.diagonal(x)[here])
 
     def serves(self, gp: SparseGP, rows: Int[np.ndarray, " k"]) -> bool:
         """Whether these are the patches, seen by a process that begins with the same points."""
@@ -305,7 +305,8 @@ def evenly(n: int, most: int) -> Int[np.ndarray, " k"]:
     >>> evenly(3, 5).tolist(), evenly(10, 4).tolist()
     ([0, 1, 2], [0, 3, 6, 9])
     """
-    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.int64))
+    # more than one apart, so that no two of them are rounded to one number
+    return np.arange(n) if n <= most else np.linspace(0, n - 1, most).round().astype(np.int64)
 
 
 def bag_mean(values: Float[Tensor, "n k"], bag: Int[np.ndarray, " n"]) -> Float[Tensor, "b k"]:

@@ -111,7 +111,7 @@ class DiagonalLess:
         rows: Float[np.ndarray, "l M"],
         more: Float[np.ndarray, "m M"],
     ):
-        U = np.concatenate([rows, more])
+        U = np.concatenate([rows, more]) if len(more) else rows
         self.rows, self.few = rows, len(U) < len(b)
         if not self.few:
             self.L = factor(np.diag(b) - U.T @ U)
@@ -120,7 +120,9 @@ class DiagonalLess:
         self.D = 1 / np.sqrt(b)
         self.U = U * self.D
         self.G = self.U @ self.U.T
-        self.L = factor(np.eye(len(U)) - self.G)
+        rest = -self.G
+        rest.flat[:: len(U) + 1] += 1
+        self.L = factor(rest)
 
     def roots(self, X: Float[np.ndarray, "k M"]) -> Roots:
         """Two matrices side by side that are Y, Y Y' = X (diag(b) - U'U)^-1 X'."""
@@ -177,7 +179,7 @@ def _middles(
     Y: Roots, bag: Int[np.ndarray, " k"]
 ) -> tuple[list[Float[np.ndarray, "b _"]], Float[np.ndarray, " b"]]:
     """Means of the rows of every slide, and tr S = mean |y|^2 - |mean y|^2."""
-    starts, counts = _slides(bag)
-    middles = [np.add.reduceat(part, starts) / counts[:, None] for part in Y]
-    power = np.add.reduceat(sum(map(_squares, Y)), starts) / counts
+    mine = bag == np.unique(bag)[:, None]
+    share = mine / mine.sum(1, keepdims=True)  # of every row in the mean of its slide
+    middles, power = [share @ part for part in Y], share @ sum(map(_squares, Y))
     return middles, (power - sum(map(_squares, middles))).clip(min=0.0)
