@@ -38,37 +38,26 @@ def log_p(
     mu: Float[Tensor, " n"], cov: Float[Tensor, "n n"], tol: float, max_iter: int = MAX_ITER
 ) -> LogP | None:
     """log P(all m < 0) of one bag; None without Numba, or where the deep tail asks for ep.py."""
-    found = _settled(mu, cov, tol, max_iter)
+    found = settled(mu, cov, tol, max_iter)
     return None if found is None else found[1]
 
 
-def found(mu: Float[Tensor, " n"], cov: Float[Tensor, "n n"], tol: float) -> EP | None:
-    """The same with sites, mean and covariance, as ep.py has them of a batch of one bag."""
-    settled = _settled(mu, cov, tol, MAX_ITER)
-    if settled is None:
-        return None
-    bag, (*values, n_iter, converged) = settled
-    tau, nu = torch.from_numpy(bag.x)[None].split(len(mu), dim=-1)
-    mean, V = (torch.from_numpy(a)[None] for a in (bag.gauss[0], bag.V))
-    numbers = torch.tensor([bag.log_gauss, *values], dtype=torch.float64)
-    log_gauss, plain, c3, c4, error = numbers.split(1)
-    many, done = torch.tensor([n_iter]), torch.tensor([converged])
-    return EP(tau, nu, mean, V, log_gauss, plain, c3, c4, error, many, done)
-
-
-def _settled(mu: Tensor, cov: Tensor, tol: float, max_iter: int) -> tuple["_Bag", LogP] | None:
+def settled(
+    mu: Float[Tensor, " n"], cov: Float[Tensor, "n n"], tol: float, max_iter: int = MAX_ITER
+) -> tuple["Bag", LogP] | None:
+    """The same with the bag, which has sites, mean and covariance."""
     kernel = compiled.sites()
     if kernel is None:
         return None
     try:
-        bag = _Bag(mu, cov, kernel)
+        bag = Bag(mu, cov, kernel)
         result = _iterate(bag, tol, max_iter)
     except np.linalg.LinAlgError:  # said by ep.py, which knows all bags
         return None
     return None if result is None else (bag, result)
 
 
-def _iterate(bag: "_Bag", tol: float, max_iter: int) -> LogP | None:
+def _iterate(bag: "Bag", tol: float, max_iter: int) -> LogP | None:
     """To the fixed point of the sites; None where they leave the range of the compiled steps.
 
     A loop of its own, the twin of `sites.fixed_point`: cavities, new sites and the test for
@@ -91,7 +80,7 @@ def _iterate(bag: "_Bag", tol: float, max_iter: int) -> LogP | None:
     return None
 
 
-class _Bag:
+class Bag:
     """One bag with its sites x = (tau, nu), their change f, and the Gaussian that they make."""
 
     def __init__(self, mu: Tensor, cov: Tensor, kernel: Any) -> None:
@@ -137,6 +126,15 @@ class _Bag:
         b.flat[:: n + 1] += 1
         self.lower = factor(b)
         self.solved = solved(self.lower, right)
+
+    def as_batch(self, found: LogP) -> EP:
+        """What was found as ep.py has it, of a batch of one bag."""
+        *values, n_iter, converged = found
+        tau, nu = torch.from_numpy(self.x)[None].split(len(self.mu), dim=-1)
+        mean, V = (torch.from_numpy(a)[None] for a in (self.gauss[0], self.V))
+        numbers = torch.tensor([self.log_gauss, *values], dtype=torch.float64)
+        many, done = torch.tensor([n_iter]), torch.tensor([converged])
+        return EP(tau, nu, mean, V, *numbers.split(1), many, done)
 
     def finish(self, n_iter: int, converged: bool) -> LogP:
         """log P, its corrections and its error, as `ep._finish` has them."""
