@@ -103,6 +103,20 @@ def test_rbf_without_numba_far_apart_and_of_no_number(monkeypatch):
     assert rbf(x[:0], z, 1.7, 0.9).shape == (0, 4)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_sums_against_a_symmetric_matrix(name, with_grad):
+    x, S = torch.from_numpy(draw(6) + 2.0), draw(8, 8, seed=3)  # weights of two more than there are
+    S = torch.from_numpy(S + S.T)
+    k = Kernel(name, 0.8, 1.3)
+    with torch.set_grad_enabled(with_grad):
+        found = float(k.against(x, S))
+    expected = float(
+        (S[:6, :6] * torch.from_numpy(kernel(x.numpy(), x.numpy(), name, 0.8, 1.3))).sum()
+    )
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_kernel_object_is_taken_as_it_is():
     given = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
     given.outputscale = torch.tensor(3.1, dtype=torch.float64)

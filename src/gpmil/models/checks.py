@@ -123,7 +123,9 @@ def check_lengths(lengths: Any, n_inputs: int) -> Float[np.ndarray, " d"]:
 def require_numbers(*results: np.ndarray | torch.Tensor) -> None:
     """Refuse a prediction that is no number: nothing of it may reach a table."""
     # a sum of numbers is one, and quicker to look at; unless it overflows
-    if not all(math.isfinite(a.sum()) or bool((abs(a) < math.inf).all()) for a in results):
+    if not all(
+        math.isfinite(a.sum()) or bool(torch.as_tensor(a).isfinite().all()) for a in results
+    ):
         raise ValueError(
             "the model predicts NaN or infinite values for these bags: their features, or the "
             "numbers of the model, are far out of range. Are they features of another encoder, or "

@@ -133,8 +133,9 @@ class Bag:
         tau, nu = torch.from_numpy(self.x)[None].split(len(self.mu), dim=-1)
         mean, V = (torch.from_numpy(a)[None] for a in (self.gauss[0], self.V))
         numbers = torch.tensor([self.log_gauss, *values], dtype=torch.float64)
+        log_gauss, plain, c3, c4, error = numbers.split(1)
         many, done = torch.tensor([n_iter]), torch.tensor([converged])
-        return EP(tau, nu, mean, V, *numbers.split(1), many, done)
+        return EP(tau, nu, mean, V, log_gauss, plain, c3, c4, error, many, done)
 
     def finish(self, n_iter: int, converged: bool) -> LogP:
         """log P, its corrections and its error, as `ep._finish` has them."""

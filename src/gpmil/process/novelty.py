@@ -151,7 +151,7 @@ class Looked:
 
     def _turned(self, every: Turned) -> Float[np.ndarray, "n M"]:
         """W in the eigenbasis, which is asked for twice."""
-        if not np.array_equal(self._cache.get("Q"), every.Q):
+        if not ("Q" in self._cache and np.array_equal(self._cache["Q"], every.Q)):
             self._cache.update(Q=every.Q, V=self.W.numpy() @ every.Q)
         return self._cache["V"]
 
@@ -220,9 +220,8 @@ class Seen:
         d, mean, e = zip(*ask("scores", turned, phi, spreads, patient, apart))
         scores = np.stack([np.concatenate(d), surprise(np.concatenate(mean))], axis=1).clip(TINY)
         quantiles, n = np.quantile(surprise(np.concatenate(e)), LEVELS), np.array([every.n])
-        mean = every.first / every.n
-        known = torch.from_numpy(spreads)
-        return cls(every.precision(), mean, phi, known, quantiles, scores, n)
+        middle, v = every.first / every.n, torch.from_numpy(spreads)
+        return cls(every.precision(), middle, phi, v, quantiles, scores, n)
 
     def of(
         self, gp: SparseGP, K: Float[Tensor, "n M"], own: Float[Tensor, " n"],
