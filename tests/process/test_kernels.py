@@ -105,16 +105,16 @@ def test_rbf_without_numba_far_apart_and_of_no_number(monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("with_grad", [True, False])
-def test_sums_against_a_symmetric_matrix(name, with_grad):
-    x, S = torch.from_numpy(draw(6) + 2.0), draw(8, 8, seed=3)  # weights of two more than there are
-    S = torch.from_numpy(S + S.T)
-    k = Kernel(name, 0.8, 1.3)
+def test_sums_against_symmetric_matrices(name, with_grad):
+    x, S = draw(10) + 2.0, draw(2 * 8, 8, seed=3).reshape(2, 8, 8)  # bags of 4 and of 6
+    S = S + S.swapaxes(1, 2)
     with torch.set_grad_enabled(with_grad):
-        found = float(k.against(x, S))
-    expected = float(
-        (S[:6, :6] * torch.from_numpy(kernel(x.numpy(), x.numpy(), name, 0.8, 1.3))).sum()
+        found = Kernel(name, 0.8, 1.3).against(torch.from_numpy(x), [4, 6], torch.from_numpy(S))
+    expected = sum(
+        (own[: len(rows), : len(rows)] * kernel(rows, rows, name, 0.8, 1.3)).sum()
+        for own, rows in zip(S, (x[:4], x[4:]))
     )
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert float(found) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_kernel_object_is_taken_as_it_is():

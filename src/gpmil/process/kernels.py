@@ -9,7 +9,7 @@ them keeps it. A gpytorch kernel object of the user's is taken as it is.
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,14 +102,19 @@ def squares(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
 
 
 def rbf_against(
-    x: Float[Tensor, "n d"], S: Float[Tensor, "p p"], variance: Length, length: Length
+    x: Float[Tensor, "n d"], sizes: Sequence[int], S: Float[Tensor, "b p p"], length: Length
 ) -> float | None:
-    """sum_ij S_ij k(x_i, x_j), of a symmetric S the first n rows; None where it is not compiled."""
+    """`Kernel.against` at variance one; None where it is not compiled."""
     loop = None if x.is_cuda else compiled.pairs()
     if loop is None:
         return None
-    a = (x - x.mean(0)).div_(length).numpy()
-    return float(variance) * loop.rbf_against(a @ a.T, squares(a) / 2, S.detach().numpy())
+    rows = (x - x.mean(0)).div_(length).numpy()
+    half, ends = squares(rows) / 2, np.cumsum(sizes)
+    own = [slice(end - n, end) for n, end in zip(sizes, ends)]
+    return sum(
+        loop.rbf_against(rows[at] @ rows[at].T, half[at], one)
+        for at, one in zip(own, S.detach().numpy())
+    )
 
 
 def _distance(s: Tensor) -> Tensor:
@@ -142,7 +147,7 @@ class Formula(NamedTuple):
     value: Callable[[Tensor, Length], Tensor]  # from either, and the length scale
     # the whole of it from variance and length, where no derivative is asked for
     in_place: Callable[[Tensor, Tensor, Length, Length], Tensor] | None = None
-    against: Callable[[Tensor, Tensor, Length, Length], float | None] | None = None
+    against: Callable[[Tensor, Sequence[int], Tensor, Length], float | None] | None = None
 
 
 KERNELS: dict[str, Formula] = {
@@ -207,11 +212,14 @@ class Kernel:
         """k(x_i, x_i)."""
         return self.variance * self.formula.value(self.formula.own(x), self.lengthscale)
 
-    def against(self, x: Float[Tensor, "n d"], S: Float[Tensor, "p p"]) -> float | Tensor:
-        """sum_ij S_ij k(x_i, x_j), S symmetric and perhaps larger than x is long."""
+    def against(
+        self, x: Float[Tensor, "n d"], sizes: Sequence[int], S: Float[Tensor, "b p p"]
+    ) -> float | Tensor:
+        """sum_bij S_bij k(x_i, x_j) over the rows of every bag; S symmetric, padded to one size."""
         found = self.formula.against
         if found is not None and not torch.is_grad_enabled():
-            total = found(x, S, self.variance, self.lengthscale)
+            total = found(x, sizes, S, self.lengthscale)
             if total is not None:
-                return total
-        return (S[: len(x), : len(x)] * self(x, x)).sum()
+                return self.variance * total
+        bags = zip(x.split(list(sizes)), S)
+        return sum((one[: len(rows), : len(rows)] * self(rows, rows)).sum() for rows, one in bags)
