@@ -79,7 +79,7 @@ def test_erfcx_and_exp_keep_their_digits():
     # 4e-15 is the interpolant's; twenty roundings, fused or not, and scipy's come on top
     assert np.abs(found / erfcx(z) - 1).max() < 4e-14
     x = np.concatenate([[-0.0], -np.geomspace(1e-9, 700, 4001)])
-    found = np.array([tails._exp(value) for value in x])
+    found = np.array([tails.exp(value) for value in x])
     assert np.abs(found / np.exp(x) - 1).max() < 2e-15
 
 

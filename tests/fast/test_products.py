@@ -38,6 +38,18 @@ def test_columns_of_a_transposed_matrix_and_gradients():
     assert H.grad.isfinite().all()
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("known", [True, False])  # whether oneDNN is there
+def test_affine_rows(dtype, tolerance, known, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: known)
+    x, bias = draw(7, 5, dtype)
+    z, bias = draw(3, 5, dtype)[0], bias[:3].to(dtype)
+    expected = x.double() @ z.double().mT + bias.double()
+    found = products.affine(x, z, bias)
+    assert found.dtype == dtype and found.layout == torch.strided
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
 def test_one_thread_inside_one_thread():
     before = torch.get_num_threads()
     with lanes.one_thread():

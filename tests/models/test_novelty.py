@@ -70,11 +70,15 @@ def test_patches_left_out_of_the_eigenbasis(k):
     W = rng.normal(size=(90, 8)) @ rng.normal(size=(8, 8)) + 0.3
     own, rest = W[:k], W[k:]
     every = novelty.Turned.of(novelty.sums(torch.from_numpy(W)))
-    V = torch.from_numpy(own) @ every.Q
-    e = every.explained(torch.ones(k).double(), V, V)
-    np.testing.assert_allclose(e, naive.explained(1.0, own, rest), rtol=1e-9)
-    Y = every.in_metric(float(k), V.sum(0), V, torch.from_numpy(W) @ every.Q).numpy()
+    V = own @ every.Q
+    others = every.without(float(k), V.sum(0), V)
+    for rows in (V, V.copy()):  # as the rows that are left out, and as any others
+        e = others.explained(np.ones(k), rows)
+        np.testing.assert_allclose(e, naive.explained(1.0, own, rest), rtol=1e-9)
+    Y = others.n**0.5 * np.hstack(others.metric.roots(W @ every.Q))
     np.testing.assert_allclose(Y @ Y.T, W @ naive.metric(rest) @ W.T, rtol=1e-8, atol=1e-8)
+    Y = others.n**0.5 * np.hstack(others.metric.roots(V))
+    np.testing.assert_allclose(Y @ Y.T, own @ naive.metric(rest) @ own.T, rtol=1e-8, atol=1e-8)
 
 
 def test_new_slides_against_the_naive_twin(model, cohort, far, inducing):
@@ -180,7 +184,10 @@ def test_slides_in_several_places_tell_the_same(model, cohort):
     gp = model._gp(torch.device("cpu"))
     slides = [torch.tensor(x) for x in cohort.split(cohort.features)]
     patient = np.unique(cohort.groups, return_inverse=True)[1]
-    places = [novelty.Looked.at(a, gp, slides[a:b]) for a, b in ((0, 3), (3, 3), (3, 10), (10, 24))]
+    places = [
+        novelty.Looked.at(a, gp, torch.cat([gp.inducing[:0], *slides[a:b]]), cohort.sizes[a:b])
+        for a, b in ((0, 3), (3, 3), (3, 10), (10, 24))
+    ]
 
     def ask(what, *arguments):
         return [getattr(place, what)(*arguments) for place in places]

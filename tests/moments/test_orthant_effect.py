@@ -7,7 +7,7 @@ from oracles.orthant import batch, equicorrelated, slide
 from scipy.interpolate import CubicSpline
 from scipy.special import log_ndtr, logsumexp
 
-from gpmil.moments import effect_terms, orthant, orthant_effect
+from gpmil.moments import effect_terms, ep_bag, orthant, orthant_effect
 from gpmil.moments.ep import ep
 from gpmil.moments.orthant import expand, log_orthant, slope
 
@@ -65,12 +65,12 @@ def test_the_compiled_sum_is_the_plain_one():
     pytest.importorskip("numba", reason="pip install 'gpmil[fast]'")
     mu, cov = slide(5, 9, 1.0, **SETTINGS[0], seed=6)
     mu, cov, s = torch.from_numpy(mu - 1.3)[None], torch.from_numpy(cov)[None], torch.tensor([-1.3])
-    found = ep(mu, cov)
+    bag, own = ep_bag.settled(mu[0], cov[0], tol=1e-8)
+    quick, found = orthant_effect.quick(bag, own, float(s), 1.7), bag.as_batch(own)
     at = effect_terms.at_one(found, mu, cov, torch.ones_like(mu, dtype=torch.bool), s.double())
-    log_p, error = orthant_effect.quick(found, at, 1.7)
     plain = orthant_effect.integrate(orthant_effect.Profile(at, effect_terms.dense(found.cov)), 1.7)
-    assert log_p == pytest.approx(float(plain.log_p), rel=1e-9)
-    assert error == pytest.approx(float(plain.error), rel=1e-6)
+    assert quick.log_p == pytest.approx(float(plain.log_p), rel=1e-9)
+    assert quick.error == pytest.approx(float(plain.error), rel=1e-6)
     assert float(plain.weight.sum()) == pytest.approx(1)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from oracles.model import kernel, relative_error
 
+from gpmil.fast import compiled
 from gpmil.process.kernels import KERNELS, Kernel, rbf
 
 UNIT = {
@@ -86,9 +87,34 @@ def test_rbf_in_place_equals_the_formula_and_gpytorch(shift):
         fast = unit(x, z)
     with torch.enable_grad():
         formula = unit(x, z)
-    assert torch.equal(fast, rbf(x, z)) and torch.equal(x, kept)
+    assert torch.equal(fast, rbf(x, z, 1.0, 1.0)) and torch.equal(x, kept)
     for twin in (formula, unit_of_gpytorch("rbf")(x, z).to_dense()):
         torch.testing.assert_close(fast, twin, rtol=1e-12 * (1 + shift), atol=1e-15)
+
+
+def test_rbf_without_numba_far_apart_and_of_no_number(monkeypatch):
+    x, z = (torch.from_numpy(draw(n, seed=n)) for n in (6, 4))
+    x[1], x[2, 0], x[3] = 1e3, torch.nan, z[2]
+    found = rbf(x, z, 1.7, 0.9)
+    monkeypatch.setattr(compiled, "pairs", lambda: None)
+    plain = rbf(x, z, 1.7, 0.9)
+    torch.testing.assert_close(found, plain, rtol=1e-14, atol=1e-300, equal_nan=True)
+    assert found[2].isnan().all() and not found[1].any() and found[3, 2] == 1.7
+    assert rbf(x[:0], z, 1.7, 0.9).shape == (0, 4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_sums_against_symmetric_matrices(name, with_grad):
+    x, S = draw(10) + 2.0, draw(2 * 8, 8, seed=3).reshape(2, 8, 8)  # bags of 4 and of 6
+    S = S + S.swapaxes(1, 2)
+    with torch.set_grad_enabled(with_grad):
+        found = Kernel(name, 0.8, 1.3).against(torch.from_numpy(x), [4, 6], torch.from_numpy(S))
+    expected = sum(
+        (own[: len(rows), : len(rows)] * kernel(rows, rows, name, 0.8, 1.3)).sum()
+        for own, rows in zip(S, (x[:4], x[4:]))
+    )
+    assert float(found) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_kernel_object_is_taken_as_it_is():

@@ -4,7 +4,7 @@ import torch
 from oracles.model import JITTER, coupling_matrix, kernel, relative_error
 from synthetic import small_cohort
 
-from gpmil.coupling.operator import Coupling, parts
+from gpmil.coupling.operator import Dense, Edges, dense_parts, parts
 from gpmil.process.kernels import Kernel
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, doubt, joint, marginal
 
@@ -73,6 +73,8 @@ def test_marginal_is_the_diagonal_of_joint_and_both_equal_the_paper(strength):
         rows = part.rows.numpy()
         mean[rows], variance[rows] = (f.numpy() for f in found)
 
+    edges = Edges.of(bags.adjacency, "cpu")
+    together = Dense.of(edges, bags.offsets, np.arange(6), strength)
     Kzz_inv = np.linalg.inv(kernel(z, z, "rbf", 1.7, 2.2) + JITTER * 1.7 * np.eye(8))
     Sigma_u, mu_u = q.covariance_u(gp).numpy(), q.mean_u(gp).numpy()
     for b, bag in enumerate(bags):
@@ -82,10 +84,14 @@ def test_marginal_is_the_diagonal_of_joint_and_both_equal_the_paper(strength):
         A = kernel(xb, z, "rbf", 1.7, 2.2) @ Kzz_inv
         cov_f = kernel(xb, xb, "rbf", 1.7, 2.2) - A @ (np.linalg.inv(Kzz_inv) - Sigma_u) @ A.T
         expected_mean, expected = S @ (c + A @ mu_u), S + S @ cov_f @ S
-        eye = torch.eye(len(xb), dtype=torch.float64)
-        sigma = Coupling(bag.adjacency, bag.offsets, strength).apply(eye)[None]
-        jm, jc = (out[0] for out in joint(predictor, sigma, x[rows][None]))
+        (part,) = dense_parts(bag.adjacency, bag.offsets, np.array([0]), strength)
+        jm, jc = (out[0] for out in joint(predictor, part, x[rows]))
         assert relative_error(jm, expected_mean) < 1e-10
         assert relative_error(jc, expected) < 1e-10
         assert relative_error(mean[rows], expected_mean) < 1e-10
         assert relative_error(variance[rows], np.diag(expected)) < 1e-10
+        with torch.no_grad():  # side by side with others, on loops that know no derivatives
+            jm, jc = (out[b] for out in joint(predictor, together, x[together.rows]))
+        n = len(xb)
+        assert relative_error(jm[:n], expected_mean) < 1e-10
+        assert relative_error(jc[:n, :n], expected) < 1e-10

@@ -79,6 +79,13 @@ class Dense:
         # columns side by side, or the loops have nothing to do at a time
         return self._factor.smooth(x) if x.is_contiguous() and x.shape[1] >= NARROW else None
 
+    def congruence(self, S: Float[Tensor, "b p p"]) -> Float[Tensor, "b p p"]:
+        """Sigma S Sigma of symmetric matrices, which may be lost; the padding means nothing."""
+        if self._factor is None or S.requires_grad or not S.is_contiguous():
+            return self.sigma @ S @ self.sigma
+        self._factor.congruence(S)
+        return S
+
     def diagonal(self) -> Float[Tensor, " n"]:
         """diag Sigma."""
         return self._taken(self.sigma.diagonal(dim1=-2, dim2=-1))
@@ -94,6 +101,8 @@ class Dense:
 
     def trace(self, x: Float[Tensor, "n d"], kernel: Kernel, every: int = 1) -> Float[Tensor, ""]:
         """tr(Sigma K) = sum_ij Sigma_ij K_ij, padding left out."""
+        if every == 1 and not x.is_cuda:
+            return x.new_zeros(()) + kernel.against(x, self.mask.sum(1).tolist(), self.sigma)
         padded, taken = self.pad(x), self.mask[:, ::every]
         column = (self.sigma[..., ::every] * kernel(padded, padded[:, ::every])).sum(-2)
         # Sigma_ij = 0 for i in the padding and j not
@@ -205,6 +214,10 @@ class Factor(NamedTuple):
         sigma = np.zeros((b, p, p))
         logdet = _loops().invert(*self, sigma)
         return torch.from_numpy(sigma), torch.from_numpy(logdet)
+
+    def congruence(self, S: Float[Tensor, "b p p"]) -> None:
+        """Sigma S Sigma in place."""
+        _loops().congruence(*self, S.numpy())
 
     def smooth(self, x: Float[Tensor, "n k"]) -> Halved:
         """L^-1 x and Sigma x."""

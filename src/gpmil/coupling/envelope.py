@@ -119,6 +119,33 @@ def smooth(low, at, L, size, V, H):
         row += size[b]
 
 
+@njit(fastmath=FUSED, **DOOR)
+@no_type_check
+def congruence(low, at, L, size, S):
+    """Symmetric S_b become Sigma_b S_b Sigma_b, in place; what is in the padding means nothing."""
+    row, lower = np.int64(0), len(size) == 0
+    for b in range(len(size)):
+        n, own = size[b], S[b]
+        for _ in range(2):
+            for i in range(n):
+                _forward(low, at, L, row, i, own, lower)
+            for i in range(n - 1, -1, -1):
+                _backward(low, at, L, row, i, own, lower)
+            _transpose(own, n)
+        row += n
+
+
+@njit(**INNER)
+@no_type_check
+def _transpose(S, n):
+    """The first n rows and columns, block by block: whole lines of the cache."""
+    for a in range(0, n, 8):
+        for b in range(0, a + 1, 8):
+            for i in range(a, min(a + 8, n)):
+                for j in range(b, min(b + 8, i)):
+                    S[i, j], S[j, i] = S[j, i], S[i, j]
+
+
 @njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _forward(low, at, L, row, i, S, lower):

@@ -1,5 +1,6 @@
 """What every part of Sigma offers, and the simplest part: bags without coupling."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +20,9 @@ class Kernel(Protocol):
 
     def diagonal(self, x: Tensor, /) -> Tensor:
         """k(x_i, x_i), (..., n)."""
+
+    def against(self, x: Tensor, sizes: Sequence[int], S: Tensor, /) -> float | Tensor:
+        """sum_bij S_bij k(x_i, x_j) over the rows of every bag; S symmetric, padded to one size."""
 
 
 @runtime_checkable

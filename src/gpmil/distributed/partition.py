@@ -35,7 +35,7 @@ from gpmil.process.features import FeatureMap, Sums
 from gpmil.process.inducing import Tally
 from gpmil.process.kernels import Kernel
 from gpmil.process.lesion_points import Suspects
-from gpmil.process.novelty import Looked, evenly
+from gpmil.process.novelty import Looked, Watched, evenly
 from gpmil.process.slide_context import SlideContext, bag_means
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, marginal
 
@@ -85,10 +85,12 @@ class Partition:
         self.positive: np.ndarray | None = None  # (b,) bool
         self._sample: Tensor | None = None
         self._looked: Looked | None = None
+        self._watched: Watched | None = None  # of the last pass, for novelty
         self._plan: Plan | None = None
         self.pieces: Sequence[Piece] = ()
         self._problem: Problem | None = None
         self._grades: Grades | None = None  # of the bags, where there are more than two
+        self._watching: tuple[Int[np.ndarray, " b"], int] | None = None  # bags, instances of each
         self.keeps = False  # W and H of the last pass, for the next one
         self.kept: Kept | None = None
 
@@ -190,9 +192,24 @@ class Partition:
         """
         start, chosen = which
         gp = self._gp.first(gp) if isinstance(gp, int) else gp
-        rows = [self.bags.offsets[b] + evenly(int(self.bags.sizes[b]), most) for b in chosen]
-        taken = (features.take(self.rows, torch.from_numpy(r).to(self.device)) for r in rows)
-        self._looked = Looked.at(start, gp, [feature_map(x, self.device) for x in taken]).cpu()
+        rows, sizes = self._evenly(chosen, most)
+        seen, self._watched = self._watched, None
+        if seen is not None and seen.serves(gp, rows):
+            W = seen.W[:, : len(gp.L)].contiguous()
+            self._looked = Looked.seen(start, W, seen.own, sizes).cpu()
+            return
+        x = feature_map(features.take(self.rows, torch.from_numpy(rows)), self.device)
+        self._looked = Looked.at(start, gp, x, sizes).cpu()
+
+    def _evenly(self, chosen: Int[np.ndarray, " b"], most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Evenly spaced instances of some bags, and how many of each."""
+        own = [self.bags.offsets[b] + evenly(int(self.bags.sizes[b]), most) for b in chosen]
+        sizes = np.array([len(rows) for rows in own], dtype=np.int64)
+        return np.concatenate([*own, np.zeros(0, np.int64)]), sizes
+
+    def watch(self, chosen: Int[np.ndarray, " b"], most: int) -> None:
+        """Keep in the next pass what `look_at` will ask for; for a cohort that is all here."""
+        self._watching = chosen, most
 
     def looked(self, what: str, *arguments: Any) -> Any:
         """What novelty asks of these bags; see `Looked`."""
@@ -236,10 +253,14 @@ class Partition:
         self._sample, self._plan, self._gp = None, plan, plan.gp(self.device)
         self._map = plan.feature_map.on(self.device)
         self.pieces, self._problem = (), None  # an earlier H goes before the next one comes
-        self._grades = None
+        self._grades, self._watched = None, None
+        if self._watching is not None:
+            rows, n = self._evenly(*self._watching)[0], self.bags.n_instances
+            self._watched = Watched.of(self._gp, rows, n)
         source = Source(
             self._gp, self._inputs, self.bags.adjacency, self.bags.offsets, self.positive,
             plan.strength, plan.dtype, plan.likelihood, self._known(), plan.residual,
+            self._watched,
         )  # fmt: skip
         found = self._gathered(source, plan.store)
         # the pieces as `summed` takes them: the rest of a problem is the coordinator's
@@ -258,7 +279,7 @@ class Partition:
         """The pieces, and the sums of the first pass: from what is kept, where something is."""
         kept = None if self.kept is None else self.kept.at(source)
         if kept is not None:
-            self.kept, self.pieces = kept, kept.pieces(source)
+            self.kept, self.pieces, self._watched = kept, kept.pieces(source), None
             return kept.gathered
         self.pieces, found = gather(source, store)
         self.kept = Kept.of(source, self.pieces, found) if self.keeps else None

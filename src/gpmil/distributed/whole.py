@@ -26,7 +26,7 @@ from gpmil.inference.stores import Gathered
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
 from gpmil.process.lesion_points import Suspects
-from gpmil.process.novelty import Ask
+from gpmil.process.novelty import MOST_PATCHES, MOST_SLIDES, Ask, evenly
 from gpmil.process.sparse_gp import Posterior, SparseGP
 
 
@@ -100,6 +100,7 @@ class WholeCohort:
     def problem(self, plan: Plan, c: float, device: torch.device) -> Problem:
         """The training cohort as inference sees it."""
         self._plan = plan
+        self.partition.watch(evenly(len(self.bags), MOST_SLIDES), MOST_PATCHES)
         gram, trace = self.partition.gather(plan)
         found = Gathered(gram.to(device), trace)
         return inference.assemble(self.partition.pieces, found, c, self.bags.n_instances)

@@ -123,6 +123,11 @@ def sites() -> Any:
     return None if kernels() is None else kernels().sites
 
 
+def pairs() -> Any:
+    """The module with the RBF kernel; None as above."""
+    return None if kernels() is None else kernels().pairs
+
+
 def over_effect() -> Any:
     """The module with the sum of orthant probabilities over a slide effect; None as above."""
     return None if kernels() is None else kernels().over_effect
@@ -183,7 +188,15 @@ def _plain_arrays(*tensors: Tensor) -> list[np.ndarray]:
 def kernels() -> Any:
     """The package of loops; None without Numba, or with one that cannot be used here."""
     try:
-        from gpmil.fast import effect, effect_adjoint, effect_pass, over_effect, passes, sites
+        from gpmil.fast import (
+            effect,
+            effect_adjoint,
+            effect_pass,
+            over_effect,
+            pairs,
+            passes,
+            sites,
+        )
     except (ImportError, RuntimeError) as error:  # RuntimeError: no place for its cache
         logger.info(
             "passes over the bags are not compiled, which costs up to half of the speed (%s): %s",
@@ -195,6 +208,7 @@ def kernels() -> Any:
         effect_adjoint=effect_adjoint,
         effect_pass=effect_pass,
         over_effect=over_effect,
+        pairs=pairs,
         passes=passes,
         sites=sites,
     )

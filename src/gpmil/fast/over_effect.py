@@ -1,6 +1,7 @@
 """The sum over a slide effect of one bag's orthant probabilities; see moments/orthant_effect.py.
 
-All in one call: in torch the same takes some two hundred operations on short vectors. Loops are
+All in one call: in torch the same takes some two hundred operations on short vectors. Values of
+the effect are rows here, as inner loops want more than a few numbers. Loops are
 written out: sums along an axis, slices and expressions of whole arrays take Numba three times as
 long to compile.
 """
@@ -11,7 +12,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.sites import bends, pulls
+from gpmil.fast.sites import dot
 from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, ROOT_HALF, tail
 
 
@@ -37,43 +38,111 @@ def nodes(s, fall, effect, rule):
 
 @njit(fastmath=FUSED, **INNER)
 @no_type_check
-def _next(pull, a, last_a, last_f, remembers):
-    """a becomes pull - g (da + df), f = pull - a and g = argmin |f - g df| in every column."""
-    n, k = a.shape
-    g, size = np.zeros(k), np.zeros(k)
-    for i in range(n):
-        for j in range(k):
-            f = pull[i, j] - a[i, j]
-            df = f - last_f[i, j]
-            g[j] += df * f
-            size[j] += df * df
-    for j in range(k):
-        g[j] = g[j] / max(size[j], 1e-300) if remembers else 0.0
-    for i in range(n):
-        for j in range(k):
-            f = pull[i, j] - a[i, j]
-            step = (a[i, j] - last_a[i, j]) + (f - last_f[i, j])
-            last_a[i, j], last_f[i, j] = a[i, j], f
-            a[i, j] = pull[i, j] - g[j] * step
+def _pulls(x, shift, scale, per, pull):
+    """lambda' at every x, the mean of a constraint over its site."""
+    for k in range(len(x)):
+        row, out = x[k], pull[k]
+        for i in range(len(row)):
+            t = (row[i] - shift[i]) * scale[i]
+            out[i] = (t - tail(t * ROOT_HALF)[1]) * scale[i] - row[i] * per[i]
+
+
+@njit(fastmath=ANY_ORDER | {"nnan"}, **INNER)
+@no_type_check
+def _largest(x, shift, scale):
+    """The largest t."""
+    top = -1.0
+    for k in range(len(x)):
+        row = x[k]
+        for i in range(len(row)):
+            top = max(top, (row[i] - shift[i]) * scale[i])
+    return top
+
+
+@njit(fastmath=FUSED, **INNER)
+@no_type_check
+def _bends(x, shift, scale, per, left, upper, B, third):
+    """The tails at every x, and the second and third derivatives of lambda."""
+    for k in range(len(x)):
+        row, tails, second, cubic = x[k], upper[k], B[k], third[k]
+        for i in range(len(row)):
+            t = (row[i] - shift[i]) * scale[i]
+            tails[i], h = tail(t * ROOT_HALF)
+            r1 = h * (h - t)
+            r2 = r1 * (2 * h - t) - h
+            second[i] = ((1 - r1) / left[i] - 1) * per[i]
+            cubic[i] = -r2 * scale[i] * scale[i] * scale[i]
+
+
+@njit(fastmath=ANY_ORDER, **INNER)
+@no_type_check
+def _gains(x, shift, scale, per):
+    """sum_i of h^2/(2p) - x^2/(2v), and of the factor that `tail` leaves out, in one row."""
+    total = 0.0
+    for i in range(len(x)):
+        t = (x[i] - shift[i]) * scale[i]
+        right = max(t, 0.0)
+        total += (t * t - right * right - x[i] * x[i] * per[i]) / 2
+    return total
 
 
 @njit(**INNER)
 @no_type_check
-def solved(C, M, nu, var, left, inside, passes):
-    """x = M + C a with a = lambda'(x) after some passes; a'C a in every column; the largest t."""
-    n, k = M.shape
-    a, last_a, last_f = np.zeros((n, k)), np.zeros((n, k)), np.zeros((n, k))
-    x, pull, pulled, top = M.copy(), np.empty((n, k)), np.zeros(k), -1.0
+def _logs(upper):
+    """sum_i log of numbers between 1e-3 and 1: of products, as logarithms take long."""
+    total, product = 0.0, 1.0
+    for i in range(len(upper)):
+        product *= upper[i]
+        if i % 16 == 15:
+            total += math.log(product)
+            product = 1.0
+    return total + math.log(product)
+
+
+@njit(fastmath=ANY_ORDER, **INNER)
+@no_type_check
+def _share(pull, a, last_f):
+    """g = argmin |f - g df|, f = pull - a, in one row."""
+    product, size = 0.0, 0.0
+    for i in range(len(a)):
+        f = pull[i] - a[i]
+        df = f - last_f[i]
+        product += df * f
+        size += df * df
+    return product / max(size, 1e-300)
+
+
+@njit(fastmath=FUSED, **INNER)
+@no_type_check
+def _next(pull, a, last_a, last_f, g):
+    """a becomes pull - g (da + df), in one row."""
+    for i in range(len(a)):
+        f = pull[i] - a[i]
+        step = (a[i] - last_a[i]) + (f - last_f[i])
+        last_a[i], last_f[i] = a[i], f
+        a[i] = pull[i] - g * step
+
+
+@njit(**INNER)
+@no_type_check
+def solved(C, M, shift, scale, per, passes):
+    """x = M + C a with a = lambda'(x) after some passes; a'C a in every row; the largest t."""
+    k, n = M.shape
+    a, last_a, last_f = np.zeros((k, n)), np.zeros((k, n)), np.zeros((k, n))
+    x, pull, pulled, top = M.copy(), np.empty((k, n)), np.zeros(k), -1.0
     for number in range(passes - 1):
-        top = max(top, pulls(x, nu, var, left, inside, pull))
-        _next(pull, a, last_a, last_f, number > 0)
-        u = np.dot(C, a)
-        for i in range(n):
-            for j in range(k):
-                x[i, j] = M[i, j] + u[i, j]
-    for i in range(n):
+        top = max(top, _largest(x, shift, scale))
+        _pulls(x, shift, scale, per, pull)
         for j in range(k):
-            pulled[j] += a[i, j] * (x[i, j] - M[i, j])
+            g = _share(pull[j], a[j], last_f[j]) if number > 0 else 0.0
+            _next(pull[j], a[j], last_a[j], last_f[j], g)
+        u = np.dot(a, C)
+        for j in range(k):
+            for i in range(n):
+                x[j, i] = M[j, i] + u[j, i]
+    for j in range(k):
+        for i in range(n):
+            pulled[j] += a[j, i] * (x[j, i] - M[j, i])
     return x, pulled, top
 
 
@@ -121,24 +190,21 @@ def _bound(mu, prior, d):
 @njit(**INNER)
 @no_type_check
 def _pairs(C, free, B, third):
-    """Rings of two and c3 in every column; how B and `free`, its limit, make rings of two."""
-    n, k = B.shape
-    both, square, cube = np.empty((n, k + 1)), np.empty((n, n)), np.empty((n, n))
+    """Rings of two and c3 in every row; how B and `free`, its limit, make rings of two."""
+    k, n = B.shape
+    both, square, cube = np.empty((k + 1, n)), np.empty((n, n)), np.empty((n, n))
+    both[:k], both[k] = B, free
     for i in range(n):
-        both[i, k] = free[i]
-        for j in range(k):
-            both[i, j] = B[i, j]
+        row, second, cubic = C[i], square[i], cube[i]
         for j in range(n):
-            square[i, j] = C[i, j] * C[i, j]
-            cube[i, j] = square[i, j] * C[i, j]
-    pairs, cubes = np.dot(square, both), np.dot(cube, third)
-    added, shared, limit = np.zeros(k), np.zeros(k), 0.0
-    for i in range(n):
-        limit += free[i] * pairs[i, k] / 4
-        for j in range(k):
-            added[j] += B[i, j] * pairs[i, j] / 4 + third[i, j] * cubes[i, j] / 12
-            shared[j] += B[i, j] * pairs[i, k] / 4
-    return added, shared, limit
+            second[j] = row[j] * row[j]
+            cubic[j] = second[j] * row[j]
+    pairs, cubes = np.dot(both, square), np.dot(third, cube)
+    added, shared = np.empty(k), np.empty(k)
+    for j in range(k):
+        added[j] = dot(B[j], pairs[j]) / 4 + dot(third[j], cubes[j]) / 12
+        shared[j] = dot(B[j], pairs[k]) / 4
+    return added, shared, dot(free, pairs[k]) / 4
 
 
 @njit(**INNER)
@@ -146,20 +212,22 @@ def _pairs(C, free, B, third):
 def _profile(C, at, s, mean, moved, sites, passes):
     """log E[prod_i r_i] but for rings of more than two, those that B makes, and the largest t."""
     tau, nu, var, left = sites
-    n, k = len(mean), len(at)
-    inside, free, M = np.ones(n, dtype=np.bool_), np.empty(n), np.empty((n, k))
+    k, n = len(at), len(mean)
+    free, shift, scale, per, logs = np.empty(n), np.empty(n), np.empty(n), np.empty(n), 0.0
+    M, upper, B, third = np.empty((k, n)), np.empty((k, n)), np.empty((k, n)), np.empty((k, n))
     for i in range(n):
-        free[i] = tau[i] / left[i]
-        for j in range(k):
-            M[i, j] = mean[i] + moved[i] * (at[j] - s)
-    x, pulled, top = solved(C, M, nu, var, left, inside, passes)
-    value, a, B, third = np.empty((n, k)), np.empty((n, k)), np.empty((n, k)), np.empty((n, k))
-    bends(x, nu, var, left, inside, value, a, B, third)
+        free[i], shift[i], per[i] = tau[i] / left[i], nu[i] * var[i], 1 / var[i]
+        scale[i] = 1 / math.sqrt(left[i] * var[i])
+        logs += math.log(left[i]) / 2
+    for j in range(k):
+        for i in range(n):
+            M[j, i] = mean[i] + moved[i] * (at[j] - s)
+    x, pulled, top = solved(C, M, shift, scale, per, passes)
+    _bends(x, shift, scale, per, left, upper, B, third)
     f, shared, limit = _pairs(C, free, B, third)
     for j in range(k):
-        f[j] -= pulled[j] / 2
-        for i in range(n):
-            f[j] += value[i, j]
+        # h^2/(2p) - x^2/(2v) - log(v p)/2 + log Phi(-h/sqrt p)
+        f[j] += _gains(x[j], shift, scale, per) + _logs(upper[j]) - logs - pulled[j] / 2
     return f, shared, limit, top
 
 

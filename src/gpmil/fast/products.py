@@ -1,7 +1,9 @@
-"""Products whose result is symmetric, by the routine of BLAS that computes half of it.
+"""Products by the routine that is the fastest for them.
 
-torch has no door to it; NumPy takes it where a matrix meets its own transpose. On a CPU that takes
-six tenths of the time of a plain product, on a GPU the plain one is taken.
+Where the result is symmetric BLAS can compute half of it. torch has no door to that; NumPy takes it
+where a matrix meets its own transpose. On a CPU that takes six tenths of the time of a plain
+product, on a GPU the plain one is taken. In float32 oneDNN makes use of the whole width of a
+processor's vectors, whoever made it: half the time of MKL on AMD.
 """
 
 import numpy as np
@@ -38,6 +40,16 @@ def weighted_gram(
             x *= root[rows, None]
             add(total, x.T @ x, out=total)
     return torch.from_numpy(total)
+
+
+def affine(
+    x: Float[Tensor, "n d"], z: Float[Tensor, "k d"], bias: Float[Tensor, " k"]
+) -> Float[Tensor, "n k"]:
+    """x z' + bias."""
+    linear = torch.nn.functional.linear
+    if x.is_cuda or x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return linear(x, z, bias)
+    return linear(*(a.to_mkldnn() for a in (x, z, bias))).to_dense()
 
 
 def _plain(X: Tensor) -> bool:

@@ -93,7 +93,7 @@ def _power_of_two(_context, _shifted):
 
 @njit(fastmath=FUSED, error_model="numpy", forceinline=True)
 @no_type_check
-def _exp(x):
+def exp(x):
     """exp(x), -700 <= x <= 0: x = k log 2 + r."""
     shifted = x * PER_LOG2 + SHIFTER
     k = shifted - SHIFTER
@@ -114,7 +114,7 @@ def _erfcx(z):
 def _exp_square(z):
     """exp(-z^2), and 0 below 1e-304."""
     square = z * z
-    e = _exp(-min(square, 700.0))
+    e = exp(-min(square, 700.0))
     return e if square < 700 else 0.0  # a choice between two numbers is no branch
 
 

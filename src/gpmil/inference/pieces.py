@@ -75,6 +75,7 @@ class Chunk:
 
     H: Float[Tensor, "n M"]  # in the storage dtype
     likelihood: Likelihood
+    rough: bool = False  # whether float32 will do for second derivatives
 
     @property
     def anew(self) -> bool:
@@ -163,7 +164,8 @@ class Chunk:
         if found is not None:
             return found
         gamma, log_z, A = self.likelihood.curvature(c + self.times(w))
-        return float(log_z), self.against(gamma), A(self.H, self.H)
+        H = self.H.float() if self.rough else self.H
+        return float(log_z), self.against(gamma), A(H, H)
 
     def turn(
         self, state: State, at: Process | None, c: float

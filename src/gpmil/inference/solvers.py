@@ -13,6 +13,7 @@ coupled.
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
@@ -40,8 +41,9 @@ Terms = TypeVar("Terms", bound=tuple[Any, ...])
 Look = Callable[..., tuple[Any, ...]]  # the bound at w, its gradient, and what more there is
 SIDE_BY_SIDE = 8  # chunks from which threads pay
 WARM_SWEEPS = 4  # plain sweeps before Newton: most of the distance at a tenth of the cost
-SERVES = 0.1  # a Hessian is kept while a step with it leaves at most so much of the residual,
-PATIENCE = 8  # or for so many steps, if none of them had to be shortened
+HESSIAN = 15.0  # gradients that it costs: it is kept while fewer steps with it lead to the end,
+PATIENCE = 6  # or for so many steps, if none of them had to be shortened
+FROM_R = 0.3  # of R - I, as a first guess at the Hessian
 EVERY = 8  # of the pieces of a large cohort make the sample that the direct solver starts with
 FEWEST = 4  # pieces in such a sample
 NEAR = 1.0  # relative residual at which a sample has served: its optimum is not the one of all
@@ -284,8 +286,9 @@ def direct(
     """Maximise L(w) = sum_b log Z_b(c + H_b w) - w'w / 2 by Newton with a line search.
 
     A Hessian costs as much as fifteen gradients. It is mended at every step, and a new one computed
-    only after a step that had to be shortened, or after so many. Where H itself is computed for
-    every pass, all that it can tell is taken from each: gradient and Hessian.
+    only after a step that had to be shortened, or after so many; at zero, far from the optimum, R
+    does as well. Where H itself is computed for every pass, all that it can tell is taken from
+    each: gradient and Hessian.
     """
     return said(maximise(problem, max_iter, tol, start), tol)
 
@@ -295,14 +298,17 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
     w = _from_a_sample(problem, max_iter) if start is None else start
     look = collapsed_bound if any(piece.anew for piece in problem.chunks) else rise
     residual, age = float("inf"), 0
-    value, gradient, J = collapsed_bound(problem, w)
+    if look is rise and not w.any():
+        (value, gradient), J, age = rise(problem, w), _from_R(problem), 1
+    else:
+        value, gradient, J = collapsed_bound(problem, w)
     trace = [value]
     for step in range(1, max_iter + 1):
         last = residual < tol  # one more step below tol, as in `newton`
         delta = ascent(J, gradient)
         found = climb(problem, w, value, gradient, delta, look)
         if found is None and age:  # an old Hessian led nowhere
-            J, age = collapsed_bound(problem, w)[2], 0
+            J, age = _curvature(problem, w), 0
             found = climb(problem, w, value, gradient, ascent(J, gradient), look)
         if found is None:
             return Solution(w, step, residual < tol, residual, trace)
@@ -314,10 +320,31 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
         if (last and residual < tol) or stalled(trace):
             return Solution(w, step, residual < tol, residual, trace)
-        stale = age > 0 and (shortened or age >= PATIENCE) and residual > SERVES * before
-        if stale and not residual < tol:
-            J, age = collapsed_bound(problem, w)[2], 0
+        if age and (shortened or age > PATIENCE) and _steps_left(before, residual, tol) > HESSIAN:
+            J, age = _curvature(problem, w), 0
     return Solution(w, max_iter, residual < tol, residual, trace)
+
+
+def _from_R(problem: Problem) -> Float[Tensor, "M M"]:
+    """A guess at the Hessian of -L, I + H'D H: R = I + W'Sigma W is at hand, and D is below one."""
+    J = FROM_R * problem.share * problem.R
+    J.diagonal().add_((1 - FROM_R) * problem.share)
+    return J
+
+
+def _curvature(problem: Problem, w: Float[Tensor, " M"]) -> Float[Tensor, "M M"]:
+    """The Hessian of -L to lead the way, multiplied in float32: the gradient says where to end."""
+    rough = [replace(p, rough=True) if isinstance(p, Chunk) else p for p in problem.chunks]
+    return collapsed_bound(replace(problem, chunks=rough), w)[2]
+
+
+def _steps_left(before: float, residual: float, tol: float) -> float:
+    """How many steps like the last one lead to the tolerance."""
+    if residual < tol:
+        return 0.0
+    if not residual < before < math.inf:
+        return math.inf
+    return math.log(tol / residual) / math.log(residual / before)
 
 
 def _mended_by(J: Tensor, w: Tensor, gradient: Tensor, found: tuple) -> Tensor:

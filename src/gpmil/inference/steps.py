@@ -25,7 +25,7 @@ def mended(
     Js = J @ s
     if float(s @ y) <= 0 or float(s @ Js) <= 0:
         return J
-    return J - torch.outer(Js, Js) / (s @ Js) + torch.outer(y, y) / (s @ y)
+    return torch.addr(J, Js, Js / -(s @ Js)).addr_(y, y / (s @ y))
 
 
 def stalled(trace: list[float]) -> bool:

@@ -29,6 +29,7 @@ from gpmil.fast.memory import free_memory
 from gpmil.inference.pieces import Chunk, Piece
 from gpmil.moments.likelihood import Family, Group, Likelihood, downdate
 from gpmil.moments.logistic import Process
+from gpmil.process.novelty import Watched
 from gpmil.process.sparse_gp import SparseGP
 
 logger = logging.getLogger("gpmil")
@@ -53,6 +54,7 @@ class Source:
     likelihood: Family
     known: Int[np.ndarray, " N"] | None = None  # labels of instances, -1 where unknown
     residual: bool = False  # whether the likelihood asks for diag(Kxx - W W')
+    watched: Watched | None = None  # rows of W that are kept for novelty
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -105,6 +107,8 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
             sizes = coupling.sent(np.diff(source.offsets)[part.bags], source.device)
             W, H, own = source.smoothed(part, x, sizes)
             gram += own
+            if source.watched is not None:
+                source.watched.see(part.rows, x, W)
             sigma[part.rows] = part.diagonal().sqrt()
             if residual is not None:
                 left = source.gp.kernel.diagonal(x) - W.square().sum(1)

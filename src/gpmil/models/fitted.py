@@ -394,7 +394,7 @@ class FittedGP(DecidingGP):
             for part, x in self._dense(bags, ~large, strength, device):
                 rows = part.rows.cpu().numpy()
                 before = self._before(predictor, beside, x, rows, part.bags)
-                mu, S = joint(predictor, part.sigma, part.pad(x), part.mask, part.pad(before))
+                mu, S = joint(predictor, part, x, before)
                 require_numbers(mu, S)
                 found = orthant.log_orthant(mu, S, part.mask, effect=predictor.gp.effect)
                 sd = S.diagonal(dim1=-2, dim2=-1).sqrt()

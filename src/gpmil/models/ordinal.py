@@ -273,7 +273,7 @@ class GradedGP(GradedClassifier, SeveralGP):
         with torch.no_grad():
             predictor = self._predictor(device)
             for part, x in self._dense(bags, every, strength, device):
-                mu, S = joint(predictor, part.sigma, part.pad(x), part.mask)
+                mu, S = joint(predictor, part, x)
                 for b, own_mu, own_S, mask in zip(part.bags, mu, S, part.mask):
                     noise = graded_areas.standard_normal(int(mask.sum()), int(n_draws), int(b))
                     own = own_mu[mask], own_S[mask][:, mask], cuts, torch.from_numpy(noise).to(mu)

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpmil.fast import compiled
+from gpmil.fast.triangles import factor, solved
 from gpmil.moments.ep import DEEP, EP, EPS, FIRST_SHARE, SHARE_OF_C3
 from gpmil.moments.sites import DEPTH, MAX_ITER, WEAK
 
@@ -37,37 +38,26 @@ def log_p(
     mu: Float[Tensor, " n"], cov: Float[Tensor, "n n"], tol: float, max_iter: int = MAX_ITER
 ) -> LogP | None:
     """log P(all m < 0) of one bag; None without Numba, or where the deep tail asks for ep.py."""
-    found = _settled(mu, cov, tol, max_iter)
+    found = settled(mu, cov, tol, max_iter)
     return None if found is None else found[1]
 
 
-def found(mu: Float[Tensor, " n"], cov: Float[Tensor, "n n"], tol: float) -> EP | None:
-    """The same with sites, mean and covariance, as ep.py has them of a batch of one bag."""
-    settled = _settled(mu, cov, tol, MAX_ITER)
-    if settled is None:
-        return None
-    bag, (*values, n_iter, converged) = settled
-    tau, nu = torch.from_numpy(bag.x)[None].split(len(mu), dim=-1)
-    mean = torch.from_numpy(bag.gauss[0])[None]
-    numbers = torch.tensor([bag.log_gauss, *values], dtype=torch.float64)
-    log_gauss, plain, c3, c4, error = numbers.split(1)
-    many, done = torch.tensor([n_iter]), torch.tensor([converged])
-    return EP(tau, nu, mean, bag.V[None], log_gauss, plain, c3, c4, error, many, done)
-
-
-def _settled(mu: Tensor, cov: Tensor, tol: float, max_iter: int) -> tuple["_Bag", LogP] | None:
+def settled(
+    mu: Float[Tensor, " n"], cov: Float[Tensor, "n n"], tol: float, max_iter: int = MAX_ITER
+) -> tuple["Bag", LogP] | None:
+    """The same with the bag, which has sites, mean and covariance."""
     kernel = compiled.sites()
     if kernel is None:
         return None
     try:
-        bag = _Bag(mu, cov, kernel)
+        bag = Bag(mu, cov, kernel)
         result = _iterate(bag, tol, max_iter)
-    except torch.linalg.LinAlgError:  # said by ep.py, which knows all bags
+    except np.linalg.LinAlgError:  # said by ep.py, which knows all bags
         return None
     return None if result is None else (bag, result)
 
 
-def _iterate(bag: "_Bag", tol: float, max_iter: int) -> LogP | None:
+def _iterate(bag: "Bag", tol: float, max_iter: int) -> LogP | None:
     """To the fixed point of the sites; None where they leave the range of the compiled steps.
 
     A loop of its own, the twin of `sites.fixed_point`: cavities, new sites and the test for
@@ -78,7 +68,7 @@ def _iterate(bag: "_Bag", tol: float, max_iter: int) -> LogP | None:
     anderson = Anderson(bag.unit, bag.kernel)
     rough = True
     for i in range(1, max_iter + 1):
-        change, size = bag.step(torch.float32 if rough else torch.float64)
+        change, size = bag.step(rough)
         if not bag.in_range:
             return None
         done = change <= tol * size
@@ -90,20 +80,20 @@ def _iterate(bag: "_Bag", tol: float, max_iter: int) -> LogP | None:
     return None
 
 
-class _Bag:
+class Bag:
     """One bag with its sites x = (tau, nu), their change f, and the Gaussian that they make."""
 
     def __init__(self, mu: Tensor, cov: Tensor, kernel: Any) -> None:
-        self.kernel, self.mu = kernel, mu.numpy()
-        self.cov = {torch.float64: cov, torch.float32: cov.float()}
-        self.prior = cov.diagonal().numpy().copy()
+        self.kernel, self.mu, self.cov = kernel, mu.numpy(), cov.numpy()
+        self.rough_cov = self.cov.astype(np.float32)
+        self.prior = self.cov.diagonal().copy()
         self.unit = np.concatenate([self.prior, np.sqrt(self.prior)])
         n = len(mu)
         self.x, largest = kernel.first(self.mu, self.prior, FIRST_SHARE)
         self.in_range = bool(largest < kernel.FURTHEST)
         self.f, self.gauss = np.empty(2 * n), np.empty((3, n))
 
-    def step(self, dtype: torch.dtype) -> tuple[float, float]:
+    def step(self, rough: bool) -> tuple[float, float]:
         """One evaluation of the sites; how far they move, and how large they are."""
         n = len(self.mu)
         tau, nu = self.x[:n], self.x[n:]
@@ -113,34 +103,50 @@ class _Bag:
         root = np.sqrt(tau)
         # s = T^-.5 nu
         self.s = np.divide(nu, root, out=np.zeros(n), where=tau > 0)
-        self._solve(torch.from_numpy(root).to(dtype), torch.from_numpy(self.s - root * self.mu))
+        cov = self.rough_cov if rough else self.cov
+        self._solve(cov, root.astype(cov.dtype), self.s - root * self.mu)
         change, size, largest = self.kernel.iterate(
-            self.solved.mT.numpy(), self.mu, self.prior, self.x, self.gauss, self.f
+            self.solved, self.mu, self.prior, self.x, self.gauss, self.f
         )
         self.in_range = bool(largest < self.kernel.FURTHEST) and np.isfinite(change)
         return change, size
 
-    def _solve(self, root: Float[Tensor, " n"], residual: Float[Tensor, " n"]) -> None:
-        """L^-1 T^.5 [S, T^-1 nu - mu], B = I + T^.5 S T^.5 = L L'."""
-        cov, n = self.cov[root.dtype], len(root)
-        right = torch.empty(n, n + 1, dtype=root.dtype)
-        scaled = torch.mul(root[:, None], cov, out=right[:, :n])
-        right[:, n] = residual
-        b = scaled * root
-        b.diagonal().add_(1.0)
-        self.lower = torch.linalg.cholesky(b)
-        self.solved = torch.linalg.solve_triangular(self.lower, right, upper=False)
+    def _solve(
+        self,
+        cov: Float[np.ndarray, "n n"],
+        root: Float[np.ndarray, " n"],
+        residual: Float[np.ndarray, " n"],
+    ) -> None:
+        """Rows L^-1 T^.5 [S, T^-1 nu - mu], B = I + T^.5 S T^.5 = L L'."""
+        n = len(root)
+        right = np.empty((n + 1, n), cov.dtype)
+        scaled = np.multiply(cov, root, out=right[:n])
+        right[n] = residual
+        b = scaled * root[:, None]
+        b.flat[:: n + 1] += 1
+        self.lower = factor(b)
+        self.solved = solved(self.lower, right)
+
+    def as_batch(self, found: LogP) -> EP:
+        """What was found as ep.py has it, of a batch of one bag."""
+        *values, n_iter, converged = found
+        tau, nu = torch.from_numpy(self.x)[None].split(len(self.mu), dim=-1)
+        mean, V = (torch.from_numpy(a)[None] for a in (self.gauss[0], self.V))
+        numbers = torch.tensor([self.log_gauss, *values], dtype=torch.float64)
+        log_gauss, plain, c3, c4, error = numbers.split(1)
+        many, done = torch.tensor([n_iter]), torch.tensor([converged])
+        return EP(tau, nu, mean, V, log_gauss, plain, c3, c4, error, many, done)
 
     def finish(self, n_iter: int, converged: bool) -> LogP:
         """log P, its corrections and its error, as `ep._finish` has them."""
         n = len(self.mu)
-        half, white = self.solved[:, :n], self.solved[:, n].numpy()
-        self.V = torch.addmm(self.cov[torch.float64], half.mT, half, alpha=-1)
+        half, white = self.solved[:n], self.solved[n]
+        self.V = self.cov - half @ half.T
         # lZG = -log|B|/2 + s's/2 - (s - T^.5 mu)'x/2
-        log_det = float(self.lower.diagonal().log().sum())
+        log_det = float(np.log(self.lower.diagonal()).sum())
         self.log_gauss = float(self.s @ self.s - white @ white) / 2 - log_det
         terms, size, t = self.kernel.closed(self.gauss, self.x)
-        c3, size3, c4, size4 = self.kernel.paired(self.V.numpy(), *self.kernel.cumulants(t))
+        c3, size3, c4, size4 = self.kernel.paired(self.V, *self.kernel.cumulants(t))
         rounding = EPS * (abs(self.log_gauss) + size + n)
         error = size4 / 48 + SHARE_OF_C3 * size3 / 12 + rounding
         return LogP(self.log_gauss + terms, c3 / 12, c4 / 48, error, n_iter, converged)

@@ -32,7 +32,8 @@ from gpmil.moments.truncated import log_not
 
 TINY = 2.0**-1022
 TOLERANCE = 3e-3  # of the sites: log P + c3 is then a few 1e-4 off, 1e-3 at coupling 10
-LARGE = 100  # coordinates from which bags are taken one by one on a CPU; below, batches are faster
+LARGE = 32  # coordinates from which bags are taken one by one on a CPU; below, batches are faster
+LARGE_WITH_EFFECT = 16  # and where values of an effect are summed over, which torch is slow at
 RARE = 0.01  # sum_i P(m_i > 0) below which EP's error estimate says nothing about 1 - P
 NOTHING = 1e-6  # of the largest part of a slope: what is smaller is left out
 DIGITS = 1e-10  # of the sums for two and three coordinates
@@ -105,15 +106,15 @@ class _Way:
         own = _one(self.mu, self.cov, self.mask, b)
         if not self.effect:
             return ep_bag.log_p(*own, tol=TOLERANCE)
-        found = ep_bag.found(*own, tol=TOLERANCE)
+        found = ep_bag.settled(*own, tol=TOLERANCE)
         if found is None:
             return None
-        mu, cov = own[0][None], own[1][None]
-        at = at_one(found, mu, cov, torch.ones_like(mu, dtype=torch.bool), self.s[b : b + 1])
-        one = quick(found, at, self.effect)
-        if one is None:
-            return _summed(integrate(Profile(at, dense(found.cov)), self.effect), found)
-        return ep_bag.LogP(one[0], 0.0, 0.0, one[1], int(found.n_iter), bool(found.converged))
+        one = quick(*found, float(self.s[b]), self.effect)
+        if one is not None:
+            return one
+        whole, mu, cov = found[0].as_batch(found[1]), own[0][None], own[1][None]
+        at = at_one(whole, mu, cov, torch.ones_like(mu, dtype=torch.bool), self.s[b : b + 1])
+        return _summed(integrate(Profile(at, dense(whole.cov)), self.effect), whole)
 
     def together(self, rows: Bool[Tensor, " b"]) -> "_Found | EP":
         """Some bags."""
@@ -140,7 +141,7 @@ def _by_bag(way: _Way) -> "_Found | EP":
     many = len(way.mu)
     if way.mu.is_cuda:
         return way.together(torch.ones(many, dtype=torch.bool, device=way.mu.device))
-    large = (way.mask.sum(-1) >= LARGE).tolist()
+    large = (way.mask.sum(-1) >= (LARGE_WITH_EFFECT if way.effect else LARGE)).tolist()
     found = [way.alone(b) if large[b] else None for b in range(many)]
     left = torch.tensor([one is None for one in found])
     if bool(left.all()):

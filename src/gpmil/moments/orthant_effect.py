@@ -25,9 +25,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpmil.fast import compiled
+from gpmil.moments import ep_bag
 from gpmil.moments.effect_nodes import SEARCH, find_mode
 from gpmil.moments.effect_terms import PASSES, AtOne, Columns, Correlations, Terms
-from gpmil.moments.ep import EP
 from gpmil.moments.given_effect import Patches, all_below
 from gpmil.moments.sites import Sites
 from gpmil.moments.truncated import upper_tail
@@ -190,18 +190,18 @@ def integrate(
     return OverEffect(log_p, error, weight, s - at.s[:, None], terms, effect)
 
 
-def quick(found: EP, at: AtOne, effect: float) -> tuple[float, float] | None:
-    """log P and its error of one bag on a CPU; None without Numba, or in the deep tail."""
-    kernel, sites = compiled.over_effect(), compiled.sites()
-    if kernel is None or at.s.is_cuda:
-        return None
-    arrays = (x[0].numpy() for x in (found.cov, *at.sites, found.mean, at.mu, at.variance))
-    numbers = (float(x) for x in (at.s, found.log_gauss, found.log_p + found.c3))
+def quick(bag: ep_bag.Bag, found: ep_bag.LogP, s: float, effect: float) -> ep_bag.LogP | None:
+    """log P and its error of one bag on a CPU, from EP at s; None in the deep tail."""
+    n = len(bag.mu)
+    arrays = (bag.V, bag.x[:n], bag.x[n:], bag.gauss[0], bag.mu, bag.prior)
+    numbers = (s, bag.log_gauss, found.log_p + found.c3)
     rule = (STEP, float(BEFORE), float(AFTER), BROAD, TURN, FAR)
-    log_p, rings, top = kernel.over_effect(*arrays, *numbers, effect, rule, PASSES)
-    if not top < sites.FURTHEST:
+    loops = compiled.over_effect()
+    log_p, rings, top = loops.over_effect(*arrays, *numbers, effect, rule, PASSES)
+    if not top < bag.kernel.FURTHEST:
         return None
-    return log_p, float(at.error) + FLOOR + SHARE_OF_RINGS * rings
+    error = found.error + FLOOR + SHARE_OF_RINGS * rings
+    return found._replace(log_p=log_p, c3=0.0, c4=0.0, error=error)
 
 
 def _nodes(

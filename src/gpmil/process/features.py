@@ -66,8 +66,8 @@ class PlacedMap(NamedTuple):
         """Rows of raw features as float64 kernel inputs."""
         if isinstance(x, np.ndarray):
             x = torch.from_numpy(np.ascontiguousarray(x) if x.flags.writeable else np.array(x))
-        z = x.to(self.mean.device).double() - self.mean
-        return (z if self.components is None else z @ self.components.mT) / self.scale
+        z = x.to(self.mean.device, torch.float64, copy=True).sub_(self.mean)
+        return (z if self.components is None else z @ self.components.mT).div_(self.scale)
 
 
 def on_device(features: Num[np.ndarray, "N D"], device: torch.device) -> Rows:

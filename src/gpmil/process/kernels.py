@@ -9,13 +9,16 @@ them keeps it. A gpytorch kernel object of the user's is taken as it is.
 
 import copy
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel as GPyTorchKernel
 from jaxtyping import Float
 from torch import Tensor
+
+from gpmil.fast import compiled
 
 TINY = 1e-30  # a squared distance
 JITTER = 1e-6  # of the variance, on the diagonal of Kzz
@@ -50,7 +53,7 @@ def inner_products(
 
 def squared_norms(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
     """x'x of every row."""
-    return x.square().sum(-1)
+    return torch.linalg.vecdot(x, x)
 
 
 # --- The kernels ----------------------------------------------------------------------------------
@@ -61,15 +64,57 @@ def rbf_value(s: Tensor, length: Length) -> Tensor:
     return torch.exp(s * (-0.5 / length**2))
 
 
-def rbf(x: Float[Tensor, "*b n d"], z: Float[Tensor, "*#b m d"]) -> Float[Tensor, "*b n m"]:
-    """exp(-|x - z|^2 / 2) in place, one pass over the matrix where the formula takes several."""
+def rbf(
+    x: Float[Tensor, "*b n d"], z: Float[Tensor, "*#b m d"], variance: Length, length: Length
+) -> Float[Tensor, "*b n m"]:
+    """variance exp(-|x - z|^2 / (2 length^2)) in place, one pass where the formula takes several.
+
+    On a CPU it is compiled.
+    """
     # -|x - z|^2 / 2 = x'z - |x|^2 / 2 - |z|^2 / 2, on centred inputs so that little cancels
-    center = z.flatten(0, -2).mean(0)
-    x, z = x - center, z - center
+    center, same = z.flatten(0, -2).mean(0), x is z
+    z = (z - center).div_(length)
+    x = z if same else (x - center).div_(length)
+    loop = None if x.is_cuda else compiled.pairs()
+    if loop is not None:
+        return _compiled_rbf(x, z.expand(*x.shape[:-2], *z.shape[-2:]), variance, loop)
     out = x @ z.mT
-    out -= x.square().sum(-1, keepdim=True) / 2
-    out -= z.square().sum(-1)[..., None, :] / 2
-    return out.clamp_(max=0).exp_()
+    out -= squared_norms(x)[..., None] / 2
+    out -= squared_norms(z)[..., None, :] / 2
+    return out.clamp_(max=0).exp_().mul_(variance)
+
+
+def _compiled_rbf(
+    x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"], variance: Length, loop: Any
+) -> Float[Tensor, "*b n m"]:
+    """The same at length one, matrix by matrix: of one with itself NumPy computes half."""
+    (*many, n, d), m = x.shape, z.shape[-2]
+    out = np.empty((math.prod(many), n, m))
+    for K, a, b in zip(out, x.reshape(-1, n, d).numpy(), z.reshape(-1, m, d).numpy()):
+        np.matmul(a, b.T, out=K)
+        loop.rbf(K, squares(a) / 2, squares(b) / 2, float(variance))
+    return torch.from_numpy(out).view(*many, n, m)
+
+
+def squares(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+    """x'x of every row."""
+    return np.einsum("ij,ij->i", x, x)
+
+
+def rbf_against(
+    x: Float[Tensor, "n d"], sizes: Sequence[int], S: Float[Tensor, "b p p"], length: Length
+) -> float | None:
+    """`Kernel.against` at variance one; None where it is not compiled."""
+    loop = None if x.is_cuda else compiled.pairs()
+    if loop is None:
+        return None
+    rows = (x - x.mean(0)).div_(length).numpy()
+    half, ends = squares(rows) / 2, np.cumsum(sizes)
+    own = [slice(end - n, end) for n, end in zip(sizes, ends)]
+    return sum(
+        loop.rbf_against(rows[at] @ rows[at].T, half[at], one)
+        for at, one in zip(own, S.detach().numpy())
+    )
 
 
 def _distance(s: Tensor) -> Tensor:
@@ -100,12 +145,13 @@ class Formula(NamedTuple):
     pairs: Callable[[Tensor, Tensor], Tensor]  # of the rows of x with those of z
     own: Callable[[Tensor], Tensor]  # the same of every row with itself
     value: Callable[[Tensor, Length], Tensor]  # from either, and the length scale
-    # the whole of it at length one, where no derivative is asked for
-    in_place: Callable[[Tensor, Tensor], Tensor] | None = None
+    # the whole of it from variance and length, where no derivative is asked for
+    in_place: Callable[[Tensor, Tensor, Length, Length], Tensor] | None = None
+    against: Callable[[Tensor, Sequence[int], Tensor, Length], float | None] | None = None
 
 
 KERNELS: dict[str, Formula] = {
-    "rbf": Formula(squared_distances, no_distance, rbf_value, in_place=rbf),
+    "rbf": Formula(squared_distances, no_distance, rbf_value, rbf, rbf_against),
     "matern32": Formula(squared_distances, no_distance, matern32_value),
     "matern52": Formula(squared_distances, no_distance, matern52_value),
     "linear": Formula(inner_products, squared_norms, linear_value),
@@ -159,9 +205,21 @@ class Kernel:
         if torch.is_grad_enabled() or not self.named:
             return self.variance * f.value(f.pairs(x, z), self.lengthscale)
         if f.in_place is not None:
-            return f.in_place(x / self.lengthscale, z / self.lengthscale).mul_(self.variance)
+            return f.in_place(x, z, self.variance, self.lengthscale)
         return f.value(f.pairs(x, z), self.lengthscale).mul_(self.variance)
 
     def diagonal(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
         """k(x_i, x_i)."""
         return self.variance * self.formula.value(self.formula.own(x), self.lengthscale)
+
+    def against(
+        self, x: Float[Tensor, "n d"], sizes: Sequence[int], S: Float[Tensor, "b p p"]
+    ) -> float | Tensor:
+        """sum_bij S_bij k(x_i, x_j) over the rows of every bag; S symmetric, padded to one size."""
+        found = self.formula.against
+        if found is not None and not torch.is_grad_enabled():
+            total = found(x, sizes, S, self.lengthscale)
+            if total is not None:
+                return self.variance * total
+        bags = zip(x.split(list(sizes)), S)
+        return sum((one[: len(rows), : len(rows)] * self(rows, rows)).sum() for rows, one in bags)

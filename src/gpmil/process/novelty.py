@@ -22,8 +22,8 @@ the outer one for e, which is there for slides that no inducing point is near to
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpmil.fast.products import gram
+from gpmil.fast import triangles
+from gpmil.process.kernels import squared_norms
+from gpmil.process.others import EPS, TINY, Sums, Turned, sums
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP
 
 MOST_SLIDES = 256  # training slides that are kept, evenly spaced among all
@@ -39,102 +41,10 @@ MOST_PATCHES = 64  # patches of a slide that are looked at, evenly spaced among 
 FEWEST_SLIDES, FEWEST_PATIENTS = 10, 3  # below which nothing can be said
 PATCHES_BEYOND = 0.01  # share of the training patches that lie outside of their own range
 FENCES = (1.5, 3.0)  # quartile ranges from the third quartile to the edge, of d_b and of e
-RIDGE = 0.01  # r, of the mean variance in C
 LEVELS = np.linspace(0, 1, 101)  # of the quantiles kept of the patches
-TINY, EPS = np.finfo(float).tiny, 1e-12
 
 
 Ask = Callable[..., list[Any]]  # the name of a method, and its arguments
-
-
-class Sums(NamedTuple):
-    """n, sum w and sum w w' of some patches."""
-
-    n: float
-    first: Float[Tensor, " M"]
-    second: Float[Tensor, "M M"]
-
-    def plus(self, other: "Sums") -> "Sums":
-        """With some more."""
-        n, first, second = other
-        return Sums(self.n + n, self.first + first, self.second + second)
-
-    def precision(self) -> Float[Tensor, "M M"]:
-        """R = I + sum w w'."""
-        R = self.second.clone()
-        R.diagonal().add_(1)
-        return R
-
-    def metric(self) -> Float[Tensor, "M M"]:
-        """The Cholesky factor of C + r I."""
-        mean = self.first / self.n
-        C = (self.second / self.n).addr_(mean, mean, alpha=-1)
-        C.diagonal().add_(_ridge(float(self.second.trace()) / self.n, mean))
-        return torch.linalg.cholesky(C)
-
-
-def _ridge(power: float, mean: Float[Tensor, " M"]) -> float:
-    """r, from the mean of |w|^2 and that of w."""
-    # where all patches are one, C is what rounding leaves of a difference
-    variance = max(power - float(mean @ mean), 0.0) / len(mean)
-    return RIDGE * variance + EPS * power / len(mean) + TINY
-
-
-class Turned(NamedTuple):
-    """All patches in the eigenbasis of sum w w' = Q diag(s) Q', in which it is easy to leave out.
-
-    With the rows v = Q'w of a patient as V, and m the mean of the others, both matrices of the
-    others are a diagonal one less a few rows:
-
-        R = diag(1 + s) - V'V,    n (C + r I) = diag(s + n r) - V'V - n m m'.
-    """
-
-    n: float
-    mean: Float[Tensor, " M"]  # Q' mean w
-    s: Float[Tensor, " M"]
-    Q: Float[Tensor, "M M"]
-
-    @classmethod
-    def of(cls, every: Sums) -> "Turned":
-        """From the sums over all patches."""
-        s, Q = torch.linalg.eigh(every.second)
-        return cls(every.n, Q.mT @ (every.first / every.n), s.clamp(min=0.0), Q)
-
-    def spreads(self, V: Float[Tensor, "k M"], bag: Int[np.ndarray, " k"]) -> Float[Tensor, " s"]:
-        """v of slides in the metric of all patches, from their rows Q'w."""
-        ridge = self.n * _ridge(float(self.s.sum()) / self.n, self.mean)
-        Y = self.n**0.5 * _roots(self.s + ridge, self.n**0.5 * self.mean[None], V)
-        return Slides.of(Y, bag).spread
-
-    def explained(
-        self, own: Float[Tensor, " k"], V: Float[Tensor, "k M"], lost: Float[Tensor, "l M"]
-    ) -> Float[Tensor, " k"]:
-        """e of rows V, those of `lost` not being seen: w'(I - R^-1) w / k(x, x)."""
-        back = _roots(1 + self.s, lost, V).square().sum(1)
-        return (V.square().sum(1) - back) / own
-
-    def in_metric(
-        self, n: float, total: Float[Tensor, " M"], lost: Float[Tensor, "l M"], X: Tensor
-    ) -> Float[Tensor, "k r"]:
-        """Rows in the metric without `lost`, n rows of the sum `total`."""
-        rest = self.n - n
-        mean = (self.n * self.mean - total) / rest
-        power = (float(self.s.sum()) - float(lost.square().sum())) / rest
-        less = torch.cat([lost, rest**0.5 * mean[None]])
-        return rest**0.5 * _roots(self.s + rest * _ridge(power, mean), less, X)
-
-
-def _roots(
-    b: Float[Tensor, " M"], U: Float[Tensor, "l M"], X: Float[Tensor, "k M"]
-) -> Float[Tensor, "k r"]:
-    """Y with Y Y' = X (diag(b) - U'U)^-1 X'; for few rows U by Woodbury's formula."""
-    if len(U) >= len(b):
-        return _solved(torch.linalg.cholesky(b.diag() - gram(U)), X)
-    # X D X' + X D U'(I - U D U')^-1 U D X',  D = diag(b)^-1
-    D = b.rsqrt()
-    U, X = U * D, X * D
-    eye = torch.eye(len(U), dtype=b.dtype, device=b.device)
-    return torch.cat([X, _solved(torch.linalg.cholesky(eye - U @ U.mT), X @ U.mT)], 1)
 
 
 class Slides(NamedTuple):
@@ -160,6 +70,41 @@ class Slides(NamedTuple):
         return (apart / spreads).min(1).values.cpu().numpy()
 
 
+class Watched(NamedTuple):
+    """w_i and k(x_i, x_i) of patches that novelty will look at, kept when a fit comes by them."""
+
+    gp: SparseGP
+    rows: Int[np.ndarray, " n"]
+    place: Int[Tensor, " N"]  # of every instance among them, -1 of all others
+    W: Float[Tensor, "n M"]
+    own: Float[Tensor, " n"]
+
+    @classmethod
+    def of(cls, gp: SparseGP, rows: Int[np.ndarray, " n"], n_instances: int) -> "Watched":
+        """Nothing seen yet."""
+        place = torch.full((n_instances,), -1, device=gp.L.device)
+        place[torch.from_numpy(rows).to(gp.L.device)] = torch.arange(len(rows)).to(place)
+        W = gp.L.new_empty(len(rows), len(gp.L))
+        return cls(gp, rows, place, W, W.new_empty(len(rows)))
+
+    def see(
+        self, rows: Int[Tensor, " k"], x: Float[Tensor, "k d"], W: Float[Tensor, "k m"]
+    ) -> None:
+        """Some instances: their kernel inputs, and W."""
+        at = self.place[rows]
+        here = (at >= 0).nonzero()[:, 0]
+        at = at[here]
+        self.W.index_copy_(0, at, W[:, : self.W.shape[1]].index_select(0, here))
+        self.own.index_copy_(0, at, self.gp.kernel.diagonal(x)[here])
+
+    def serves(self, gp: SparseGP, rows: Int[np.ndarray, " k"]) -> bool:
+        """Whether these are the patches, seen by a process that begins with the same points."""
+        m = len(gp.L)
+        same = torch.equal(self.gp.inducing[:m], gp.inducing)
+        same = same and torch.equal(self.gp.L[:m, :m], gp.L)
+        return same and np.array_equal(self.rows, rows)
+
+
 @dataclass(frozen=True)
 class Looked:
     """Some of the training slides, where they lie: w_i and k(x_i, x_i) of patches looked at."""
@@ -169,14 +114,25 @@ class Looked:
     own: Float[Tensor, " n"]
     bag: Int[np.ndarray, " n"]  # which of the slides here every patch is of, in order
     slides: int
+    _cache: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def at(cls, start: int, gp: SparseGP, slides: Sequence[Float[Tensor, "_ d"]]) -> "Looked":
-        """From kernel inputs."""
-        x = torch.cat([gp.inducing[:0], *slides])
-        bag = np.repeat(np.arange(len(slides)), [len(own) for own in slides])
-        W = gp.whiten(x).contiguous()  # slides are cut out of it
-        return cls(start, W, gp.kernel.diagonal(x), bag, len(slides))
+    def at(
+        cls, start: int, gp: SparseGP, x: Float[Tensor, "n d"], sizes: Int[np.ndarray, " s"]
+    ) -> "Looked":
+        """From kernel inputs of slides, one after the other."""
+        return cls.seen(start, gp.whiten(x).contiguous(), gp.kernel.diagonal(x), sizes)
+
+    @classmethod
+    def seen(
+        cls,
+        start: int,
+        W: Float[Tensor, "n M"],
+        own: Float[Tensor, " n"],
+        sizes: Int[np.ndarray, " s"],
+    ) -> "Looked":
+        """From W and k(x, x)."""
+        return cls(start, W, own, np.repeat(np.arange(len(sizes)), sizes), len(sizes))
 
     def cpu(self) -> "Looked":
         """The same to be asked from elsewhere."""
@@ -186,9 +142,18 @@ class Looked:
         """The sums, and phi of every slide."""
         return self._sums(slice(None)), bag_mean(self.W, self.bag)
 
-    def spreads(self, every: Turned) -> Float[Tensor, " s"]:
+    def spreads(self, every: Turned) -> Float[np.ndarray, " s"]:
         """v of every slide."""
-        return every.spreads(self.W @ every.Q, self.bag)
+        if not self.slides:
+            return np.empty(0)
+        phi = bag_mean(self.W, self.bag).numpy() @ every.Q
+        return every.spreads(self._turned(every), phi, self.bag)
+
+    def _turned(self, every: Turned) -> Float[np.ndarray, "n M"]:
+        """W in the eigenbasis, which is asked for twice."""
+        if not ("Q" in self._cache and np.array_equal(self._cache["Q"], every.Q)):
+            self._cache.update(Q=every.Q, V=self.W.numpy() @ every.Q)
+        return self._cache["V"]
 
     def of_patient(self, patient: Int[np.ndarray, " S"], p: int) -> Sums | None:
         """The sums over the slides of a patient that lie here."""
@@ -198,21 +163,19 @@ class Looked:
         self,
         every: Turned,
         phi: Float[Tensor, "S M"],
-        spreads: Float[Tensor, " S"],
+        spreads: Float[np.ndarray, " S"],
         patient: Int[np.ndarray, " S"],
         apart: Mapping[int, Sums],  # those of patients who have slides elsewhere, too
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """d_b, the mean e_i of every slide, and all e_i: each without its patient."""
-        mine, (V, phi) = self._mine(patient), (x @ every.Q for x in (self.W, phi))
+        mine, V, middles = self._mine(patient), self._turned(every), phi.numpy() @ every.Q
         d, e = np.empty(self.slides), np.empty(len(self.bag))
         for p in np.unique(mine):
-            rows, outside = self._patches_of(mine == p), np.flatnonzero(patient != p)
-            own, bag = V[rows], np.unique(self.bag[rows], return_inverse=True)[1]
-            n, total, lost = _lost(every, own, apart.get(int(p)))
-            Y = every.in_metric(n, total, lost, torch.cat([own, phi[outside]]))
-            rest = Slides(Y[len(own) :], spreads[outside])
-            d[mine == p] = Slides.of(Y[: len(own)], bag).nearest(rest)
-            e[rows] = every.explained(self.own[rows], own, lost).cpu().numpy()
+            rows, outside = self._patches_of(mine == p), patient != p
+            own = V[rows]
+            others = every.without(*_lost(every, own, apart.get(int(p))))
+            d[mine == p] = others.nearest(own, self.bag[rows], middles[outside], spreads[outside])
+            e[rows] = others.explained(self.own[rows].numpy(), own)
         each = bag_mean(torch.from_numpy(e)[:, None], self.bag)[:, 0]
         return d, each.numpy(), e
 
@@ -250,14 +213,15 @@ class Seen:
         totals, means = zip(*ask("first"))
         every, phi = _added(totals), torch.cat(means)
         turned = Turned.of(every)
-        spreads = torch.cat(ask("spreads", turned))
+        spreads = np.concatenate(ask("spreads", turned))
         parts = np.repeat(np.arange(len(means)), [len(part) for part in means])
         split = [p for p in np.unique(patient) if len(np.unique(parts[patient == p])) > 1]
         apart = {int(p): _added(ask("of_patient", patient, int(p))) for p in split}
         d, mean, e = zip(*ask("scores", turned, phi, spreads, patient, apart))
         scores = np.stack([np.concatenate(d), surprise(np.concatenate(mean))], axis=1).clip(TINY)
         quantiles, n = np.quantile(surprise(np.concatenate(e)), LEVELS), np.array([every.n])
-        return cls(every.precision(), every.first / every.n, phi, spreads, quantiles, scores, n)
+        middle, v = every.first / every.n, torch.from_numpy(spreads)
+        return cls(every.precision(), middle, phi, v, quantiles, scores, n)
 
     def of(
         self, gp: SparseGP, K: Float[Tensor, "n M"], own: Float[Tensor, " n"],
@@ -268,16 +232,16 @@ class Seen:
         In units of the edge of the training range: 1 is where all but PATCHES_BEYOND of the
         training patches lie below, and for slides the fence.
         """
-        q = Posterior.build(torch.zeros_like(self.mean), self.R)
-        # w'(I - R^-1) w = |Y|^2
-        Y = K @ Predictor.build(gp, q, 0.0).columns[:, 1:]
-        e = Y.square().sum(1) / own
         rows, bag = looked_at(sizes)
-        metric = self._metric()
+        some, metric = K[rows], self._metric()
         known = Slides(_solved(metric, self.slides), self.spreads)
         # y' = w' chol^-T = k(x, Z) L^-T chol^-T
-        eye = torch.eye(len(metric)).to(metric)
-        d = Slides.of(K[rows] @ _solved(metric, _solved(gp.L, eye)), bag).nearest(known)
+        both = _solved(metric, gp.L_inverse.mT).mT
+        d = Slides.of(_turned(some, both, lower=True), bag).nearest(known)
+        q = Posterior.build(torch.zeros_like(self.mean), self.R)
+        # w'(I - R^-1) w = |B'k|^2 = |U k|^2,  B' = Q U with a triangle U
+        U = torch.linalg.qr(Predictor.build(gp, q, 0.0).columns[:, 1:].mT, mode="r").R
+        e = squared_norms(_turned(K, U, lower=False)) / own
         # an edge at zero, where all are alike, is none to measure by
         edges = fences(self.scores).clip(EPS)
         mean = bag_mean(e[rows, None], bag)[:, 0].cpu().numpy()
@@ -305,20 +269,15 @@ def enough(patient: Int[np.ndarray, " S"]) -> bool:
     return len(patient) >= FEWEST_SLIDES and len(np.unique(patient)) >= FEWEST_PATIENTS
 
 
-def sums(W: Float[Tensor, "n M"]) -> Sums:
-    """Over some patches."""
-    return Sums(float(len(W)), W.sum(0), gram(W))
-
-
 def _lost(
-    every: Turned, own: Float[Tensor, "k M"], elsewhere: Sums | None
-) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "l M"]]:
+    every: Turned, own: Float[np.ndarray, "k M"], elsewhere: Sums | None
+) -> tuple[float, Float[np.ndarray, " M"], Float[np.ndarray, "l M"]]:
     """Number, sum and rows of a patient's patches; of slides elsewhere rows with the same sums."""
     if elsewhere is None:
         return float(len(own)), own.sum(0), own
-    s, Q = torch.linalg.eigh(elsewhere.second)
-    rows = (s.clamp(min=0.0).sqrt() * Q).mT @ every.Q
-    return elsewhere.n, elsewhere.first @ every.Q, rows
+    s, Q = (x.numpy() for x in torch.linalg.eigh(elsewhere.second))
+    rows = (np.sqrt(s.clip(min=0.0)) * Q).T @ every.Q
+    return elsewhere.n, elsewhere.first.numpy() @ every.Q, rows
 
 
 def _added(parts: Iterable[Sums | None]) -> Sums:
@@ -345,7 +304,8 @@ def evenly(n: int, most: int) -> Int[np.ndarray, " k"]:
     >>> evenly(3, 5).tolist(), evenly(10, 4).tolist()
     ([0, 1, 2], [0, 3, 6, 9])
     """
-    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.int64))
+    # more than one apart, so that no two of them are rounded to one number
+    return np.arange(n) if n <= most else np.linspace(0, n - 1, most).round().astype(np.int64)
 
 
 def bag_mean(values: Float[Tensor, "n k"], bag: Int[np.ndarray, " n"]) -> Float[Tensor, "b k"]:
@@ -368,6 +328,15 @@ def fences(scores: Float[np.ndarray, "S 2"]) -> Float[np.ndarray, " 2"]:
 def _solved(chol: Float[Tensor, "M M"], rows: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
     """chol^-1 of every row."""
     return torch.linalg.solve_triangular(chol, rows.mT, upper=False).mT
+
+
+def _turned(
+    K: Float[Tensor, "n M"], triangle: Float[Tensor, "r M"], lower: bool
+) -> Float[Tensor, "n r"]:
+    """A triangle of every row; on a CPU half of it is multiplied, and the rows may be lost."""
+    if K.is_cuda or triangle.shape[0] < triangle.shape[1]:
+        return K @ triangle.mT
+    return torch.from_numpy(triangles.times(triangle.numpy(), K.contiguous().numpy(), lower))
 
 
 def surprise(share: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
