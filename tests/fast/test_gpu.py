@@ -14,6 +14,7 @@ from gpmil.inference import fused
 from gpmil.inference import solvers as inference
 from gpmil.models import smoothing
 from gpmil.models.batches import BatchSource
+from gpmil.models.with_novelty import SEEN
 from gpmil.moments import effect_sums, slide_effect, truncated
 from gpmil.moments.given_effect import Patches, all_below, some_above
 from gpmil.process import features, inducing
@@ -303,3 +304,15 @@ def test_grades_and_types_agree():
     learned = clone(ordinal).set_params(cut_points="auto", slide_effect="auto", tuning_budget=6)
     cpu, gpu = (clone(learned).set_params(device=d).fit(bags, y) for d in ("cpu", "cuda"))
     assert np.allclose(gpu.cut_points_, cpu.cut_points_, rtol=0.05)
+
+
+def test_novelty_agrees():
+    bags = gpmil.simulate.cohort(n_bags=24, n_features=16, seed=3)
+    bags = bags.with_groups(np.arange(24) // 2)
+    settings = {"coupling": 0.7, "n_inducing": 150, "random_state": 1, "slide_effect": 0.4}
+    cpu, gpu = (pri(**settings, device=d).fit(bags) for d in ("cpu", "cuda"))
+    for name in SEEN:
+        a, b = (getattr(model, name) for model in (cpu, gpu))
+        np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-8 * np.abs(a).max())
+    a, b = (model.predict_novelty(bags) for model in (cpu, gpu))
+    np.testing.assert_allclose(b, a, rtol=1e-6)

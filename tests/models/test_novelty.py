@@ -13,7 +13,7 @@ import gpmil
 from gpmil.decide.refer import ReferRule
 from gpmil.files import persistence
 from gpmil.models.with_novelty import SEEN
-from gpmil.process import novelty
+from gpmil.process import novelty, novelty_at_once
 from gpmil.runs.predict import PredictionOptions, predict
 
 VARIANCE, LENGTH = 2.3, 1.8
@@ -234,3 +234,18 @@ def test_more_of_it_than_inducing_points_is_damage(model, tmp_path):
     persistence.write(tmp_path / "odd", arrays, card)
     with pytest.raises(ValueError, match="novelty_mean_: expected at most 6"):
         gpmil.load(tmp_path / "odd")
+
+
+def test_all_patients_at_once_as_one_after_the_other():
+    rng = np.random.default_rng(8)
+    patient = np.array([0, 0, 1, 2, 3, 3, 4, 5, 6, 7, 8, 3])  # one has slides that lie apart
+    sizes = rng.integers(3, 9, len(patient))
+    W = torch.from_numpy(rng.normal(size=(sizes.sum(), 40)) * np.linspace(1.3, 0.05, 40) + 0.2)
+    own = W.square().sum(1) * torch.from_numpy(rng.uniform(1.05, 1.6, len(W)))
+    looked = novelty.Looked.seen(0, W, own, sizes)
+    one_by_one = novelty.Seen.learn(lambda name, *args: [getattr(looked, name)(*args)], patient)
+    at_once = novelty_at_once.learned(looked, patient)
+    for name in SEEN.values():
+        a, b = (np.asarray(getattr(seen, name)) for seen in (one_by_one, at_once))
+        np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-12 * np.abs(a).max())
+    assert not novelty_at_once.serves(looked, patient)  # on a CPU one after the other is quicker

@@ -8,8 +8,7 @@ order in which numbers are added.
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -34,7 +33,7 @@ from gpmil.moments.logistic import Process, State
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
 from gpmil.process.lesion_points import Suspects, foremost
-from gpmil.process.novelty import Ask
+from gpmil.process.novelty import Seen
 from gpmil.process.sparse_gp import Posterior, SparseGP
 
 logger = logging.getLogger("gpmil")
@@ -133,17 +132,18 @@ class Cohort:
         """The mean kernel inputs of every bag, each from where its patches lie."""
         return torch.cat(self.cluster.map("slide_means", feature_map))
 
-    @contextmanager
-    def looking(
-        self, chosen: Int[np.ndarray, " b"], most: int, feature_map: FeatureMap, gp: SparseGP
-    ) -> Iterator[Ask]:
-        """How to ask for what novelty is learned from; the points are the first of the fit's."""
+    def seen(
+        self, chosen: Int[np.ndarray, " b"], most: int, feature_map: FeatureMap, gp: SparseGP,
+        patient: Int[np.ndarray, " b"],
+    ) -> Seen:  # fmt: skip
+        """What novelty learns from some bags; the points are the first of the fit's."""
         which = _local(chosen, [len(part) for part in self.parts])
         starts = np.cumsum([0, *(len(own) for own in which)])[:-1].tolist()
         m = len(gp.inducing)
         self.cluster.tell("look_at", most, feature_map, m, each=list(zip(starts, which)))
-        yield functools.partial(self.cluster.map, "looked")
+        found = Seen.learn(functools.partial(self.cluster.map, "looked"), patient)
         self.cluster.untell("look_at")
+        return found
 
     # --- Inference ----------------------------------------------------------------------------
 

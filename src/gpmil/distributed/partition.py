@@ -30,12 +30,12 @@ from gpmil.inference.solvers import Problem, summed
 from gpmil.inference.stores import Gathered, Source, gather
 from gpmil.moments.likelihood import Family
 from gpmil.moments.logistic import Process, State
-from gpmil.process import features, inducing, lesion_points
+from gpmil.process import features, inducing, lesion_points, novelty_at_once
 from gpmil.process.features import FeatureMap, Sums
 from gpmil.process.inducing import Tally
 from gpmil.process.kernels import Kernel
 from gpmil.process.lesion_points import Suspects
-from gpmil.process.novelty import Looked, Watched, evenly
+from gpmil.process.novelty import Looked, Seen, Watched, evenly
 from gpmil.process.slide_context import SlideContext, bag_means
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, marginal
 
@@ -196,10 +196,10 @@ class Partition:
         seen, self._watched = self._watched, None
         if seen is not None and seen.serves(gp, rows):
             W = seen.W[:, : len(gp.L)].contiguous()
-            self._looked = Looked.seen(start, W, seen.own, sizes).cpu()
+            self._looked = Looked.seen(start, W, seen.own, sizes)
             return
         x = feature_map(features.take(self.rows, torch.from_numpy(rows)), self.device)
-        self._looked = Looked.at(start, gp, x, sizes).cpu()
+        self._looked = Looked.at(start, gp, x, sizes)
 
     def _evenly(self, chosen: Int[np.ndarray, " b"], most: int) -> tuple[np.ndarray, np.ndarray]:
         """Evenly spaced instances of some bags, and how many of each."""
@@ -214,7 +214,15 @@ class Partition:
     def looked(self, what: str, *arguments: Any) -> Any:
         """What novelty asks of these bags; see `Looked`."""
         assert self._looked is not None
+        self._looked = self._looked.cpu()
         return getattr(self._looked, what)(*arguments)
+
+    def judged_at_once(self, patient: Int[np.ndarray, " S"]) -> Seen | None:
+        """All that novelty learns, where a GPU has it; None: ask for sums."""
+        assert self._looked is not None
+        if novelty_at_once.serves(self._looked, patient):
+            return novelty_at_once.learned(self._looked, patient)
+        return None
 
     def take_sample(
         self, which: Int[np.ndarray, " m"], positive: bool, feature_map: FeatureMap

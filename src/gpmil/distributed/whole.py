@@ -5,8 +5,6 @@ themselves and k-means the rows.
 """
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +24,7 @@ from gpmil.inference.stores import Gathered
 from gpmil.process import features, inducing
 from gpmil.process.features import FeatureMap
 from gpmil.process.lesion_points import Suspects
-from gpmil.process.novelty import MOST_PATCHES, MOST_SLIDES, Ask, evenly
+from gpmil.process.novelty import MOST_PATCHES, MOST_SLIDES, Seen, evenly
 from gpmil.process.sparse_gp import Posterior, SparseGP
 
 
@@ -76,13 +74,15 @@ class WholeCohort:
         """The mean kernel inputs of every bag."""
         return self.partition.slide_means(feature_map)
 
-    @contextmanager
-    def looking(
-        self, chosen: Int[np.ndarray, " b"], most: int, feature_map: FeatureMap, gp: SparseGP
-    ) -> Iterator[Ask]:
-        """How to ask for what novelty is learned from."""
-        self.partition.look_at((0, chosen), most, feature_map, gp)
-        yield lambda what, *arguments: [self.partition.looked(what, *arguments)]
+    def seen(
+        self, chosen: Int[np.ndarray, " b"], most: int, feature_map: FeatureMap, gp: SparseGP,
+        patient: Int[np.ndarray, " b"],
+    ) -> Seen:  # fmt: skip
+        """What novelty learns from some bags."""
+        own = self.partition
+        own.look_at((0, chosen), most, feature_map, gp)
+        found = own.judged_at_once(patient)
+        return found or Seen.learn(lambda what, *args: [own.looked(what, *args)], patient)
 
     def some_bags(self, chosen: Int[np.ndarray, " b"]) -> Bags:
         """What settings are learned from."""

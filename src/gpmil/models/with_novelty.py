@@ -73,8 +73,7 @@ class NovelGP(SavedGP):
         patient = np.unique(patient, return_inverse=True)[1]
         if self.learns_range and enough(patient):
             gp = self._gp(device).first(self._n_lasting())
-            with cohort.looking(chosen, MOST_PATCHES, self._feature_map(), gp) as ask:
-                seen = Seen.learn(ask, patient)
+            seen = cohort.seen(chosen, MOST_PATCHES, self._feature_map(), gp, patient)
         for name, part in SEEN.items():
             value = getattr(seen, part, None)
             setattr(self, name, value.cpu().numpy() if isinstance(value, torch.Tensor) else value)

@@ -136,7 +136,7 @@ class Looked:
 
     def cpu(self) -> "Looked":
         """The same to be asked from elsewhere."""
-        return replace(self, W=self.W.cpu(), own=self.own.cpu())
+        return replace(self, W=self.W.cpu(), own=self.own.cpu()) if self.W.is_cuda else self
 
     def first(self) -> tuple[Sums | None, Float[Tensor, "s M"]]:
         """The sums, and phi of every slide."""
