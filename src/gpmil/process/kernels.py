@@ -89,10 +89,13 @@ def _compiled_rbf(
 ) -> Float[Tensor, "*b n m"]:
     """The same at length one, matrix by matrix: of one with itself NumPy computes half."""
     (*many, n, d), m = x.shape, z.shape[-2]
-    out = np.empty((math.prod(many), n, m))
-    for K, a, b in zip(out, x.reshape(-1, n, d).numpy(), z.reshape(-1, m, d).numpy()):
-        np.matmul(a, b.T, out=K)
-        loop.rbf(K, squares(a) / 2, squares(b) / 2, float(variance))
+    count = math.prod(many)
+    out = np.empty((count, n, m))
+    pairs = zip(out, x.reshape(count, n, d).numpy(), z.reshape(count, m, d).numpy())
+    with np.errstate(over="ignore", invalid="ignore"):  # as torch has it; who asks looks at K
+        for K, a, b in pairs:
+            np.matmul(a, b.T, out=K)
+            loop.rbf(K, squares(a) / 2, squares(b) / 2, float(variance))
     return torch.from_numpy(out).view(*many, n, m)
 
 
