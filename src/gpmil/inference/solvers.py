@@ -43,6 +43,7 @@ SIDE_BY_SIDE = 8  # chunks from which threads pay
 WARM_SWEEPS = 4  # plain sweeps before Newton: most of the distance at a tenth of the cost
 HESSIAN = 15.0  # gradients that it costs: it is kept while fewer steps with it lead to the end,
 PATIENCE = 6  # or for so many steps, if none of them had to be shortened
+ON_A_GPU = 5.0, 3  # the same where products are quick beside the passes in between
 FROM_R = 0.3  # of R - I, as a first guess at the Hessian
 EVERY = 8  # of the pieces of a large cohort make the sample that the direct solver starts with
 FEWEST = 4  # pieces in such a sample
@@ -298,6 +299,7 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
     w = _from_a_sample(problem, max_iter) if start is None else start
     look = collapsed_bound if any(piece.anew for piece in problem.chunks) else rise
     residual, age = float("inf"), 0
+    worth, patience = ON_A_GPU if problem.R.is_cuda else (HESSIAN, PATIENCE)
     if look is rise and not w.any():
         (value, gradient), J, age = rise(problem, w), _from_R(problem), 1
     else:
@@ -320,7 +322,7 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
         if (last and residual < tol) or stalled(trace):
             return Solution(w, step, residual < tol, residual, trace)
-        if age and (shortened or age > PATIENCE) and _steps_left(before, residual, tol) > HESSIAN:
+        if age and (shortened or age > patience) and _steps_left(before, residual, tol) > worth:
             J, age = _curvature(problem, w), 0
     return Solution(w, max_iter, residual < tol, residual, trace)
 
