@@ -5,6 +5,7 @@ from threading import Barrier, Event
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from gpmil.fast import lanes, products
 
@@ -60,6 +61,19 @@ def test_one_thread_inside_one_thread():
     with pytest.raises(RuntimeError), lanes.one_thread():
         raise RuntimeError
     assert torch.get_num_threads() == before
+
+
+def test_products_of_numpy_have_one_thread_inside():
+    def threads():
+        return [x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"]
+
+    with threadpool_limits(2, user_api="blas"):
+        before, torchs = threads(), torch.get_num_threads()
+        with lanes.one_blas_thread():
+            with lanes.one_thread():
+                assert set(threads()) == {1}
+            assert set(threads()) == {1} and torch.get_num_threads() == torchs
+        assert threads() == before
 
 
 def test_overlapping_work_with_one_thread_leaves_the_numbers_as_they_were():

@@ -85,38 +85,54 @@ class _Few:
 
     def __init__(self) -> None:
         self.lock, self.here = Lock(), local()  # here: whether this thread does
-        self.inside, self.asked_for = 0, 1  # threads that do, and torch's number before the first
-        self.undo = ExitStack()
+        self.inside, self.undo = 0, ExitStack()
+        self.single, self.asked_for = 0, 1  # threads that do, and torch's number before the first
 
 
 _FEW = _Few()
 
 
 @contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """One thread inside products of NumPy and SciPy, whose limit is the process's.
+
+    Lanes work side by side, and call them for small matrices: with two threads in each a fit at
+    PANDA size took twice as long. Whoever leaves last lifts the limit.
+    """
+    with _FEW.lock:
+        if not _FEW.inside:
+            _FEW.undo.enter_context(threadpool_limits(1, user_api="blas"))
+        _FEW.inside += 1
+    try:
+        yield
+    finally:
+        with _FEW.lock:
+            _FEW.inside -= 1
+            if not _FEW.inside:
+                _FEW.undo.close()
+
+
+@contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread inside products, for work that is thousands of small ones.
+    """One thread inside all products, for work that is thousands of small ones.
 
     Two would wait for each other at each of them, and on a busy machine for a processor as well:
-    learning took ten times as long. Of BLAS the limit is the process's, and whoever leaves last
-    lifts it; of torch every thread has its own.
+    learning took ten times as long. Of torch every thread has its own limit.
     """
     if getattr(_FEW.here, "inside", False):
         yield
         return
     with _FEW.lock:
         here = torch.get_num_threads()  # the first call in a thread takes over that of the process
-        if not _FEW.inside:
-            _FEW.asked_for = here
-            _FEW.undo.enter_context(threadpool_limits(1))
-        _FEW.inside += 1
+        _FEW.asked_for = _FEW.asked_for if _FEW.single else here
+        _FEW.single += 1
         torch.set_num_threads(1)
     _FEW.here.inside = True
     try:
-        yield
+        with one_blas_thread():
+            yield
     finally:
         _FEW.here.inside = False
         with _FEW.lock:
-            _FEW.inside -= 1
-            if not _FEW.inside:
-                _FEW.undo.close()
+            _FEW.single -= 1
             torch.set_num_threads(_FEW.asked_for)

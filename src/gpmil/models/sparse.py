@@ -7,7 +7,6 @@ and q(u) is kept whitened (sparse_gp.py). The likelihood is the model's own.
 import copy
 import logging
 import math
-from contextlib import nullcontext
 from numbers import Integral
 from typing import Any, ClassVar, TypeVar
 
@@ -19,7 +18,7 @@ from jaxtyping import Float, Int
 from gpmil import distributed
 from gpmil.data.bags import Bags
 from gpmil.distributed import Cohort, Facts, WholeCohort
-from gpmil.fast.lanes import one_thread
+from gpmil.fast.lanes import one_blas_thread, one_thread
 from gpmil.models.base import resolve_device
 from gpmil.models.checks import (
     check_inducing,
@@ -103,7 +102,7 @@ class SparseGPModel(SavedModel):
         self._check_settings()
         device = resolve_device(self.device)
         quick = bags.n_instances * int(self.n_inducing) <= QUICK and device.type == "cpu"
-        with one_thread() if quick else nullcontext():
+        with one_thread() if quick else one_blas_thread():
             self._fit_to(WholeCohort(bags, device), y, device)
 
     def _fit_to(self, cohort: TrainingCohort, y, device: torch.device) -> None:
