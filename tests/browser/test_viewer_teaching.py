@@ -76,7 +76,7 @@ def test_marks_by_click_stroke_and_key_survive_a_reload(page, lesson, patches, s
     total = 2 + len(drawn)
     count(page, total - 1)
     page.page.keyboard.press("Escape")  # clicks pin patches again
-    other = patches.iloc[-1]
+    other = patches.drop([top.name, *drawn.index]).iloc[-1]  # not one of those marked
     page.page.mouse.move(*middle(page, other))
     page.page.keyboard.press("n")
     count(page, total)

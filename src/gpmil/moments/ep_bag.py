@@ -131,7 +131,8 @@ class Bag:
         """What was found as ep.py has it, of a batch of one bag."""
         *values, n_iter, converged = found
         tau, nu = torch.from_numpy(self.x)[None].split(len(self.mu), dim=-1)
-        mean, V = (torch.from_numpy(a)[None] for a in (self.gauss[0], self.V))
+        # copies, aligned as torch has it
+        mean, V = (torch.tensor(a)[None] for a in (self.gauss[0], self.V))
         numbers = torch.tensor([self.log_gauss, *values], dtype=torch.float64)
         log_gauss, plain, c3, c4, error = numbers.split(1)
         many, done = torch.tensor([n_iter]), torch.tensor([converged])

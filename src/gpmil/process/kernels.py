@@ -90,13 +90,14 @@ def _compiled_rbf(
     """The same at length one, matrix by matrix: of one with itself NumPy computes half."""
     (*many, n, d), m = x.shape, z.shape[-2]
     count = math.prod(many)
-    out = np.empty((count, n, m))
-    pairs = zip(out, x.reshape(count, n, d).numpy(), z.reshape(count, m, d).numpy())
+    # memory of torch's: its products depend in the last bit on how rows are aligned
+    out = torch.empty(count, n, m, dtype=torch.float64)
+    pairs = zip(out.numpy(), x.reshape(count, n, d).numpy(), z.reshape(count, m, d).numpy())
     with np.errstate(over="ignore", invalid="ignore"):  # as torch has it; who asks looks at K
         for K, a, b in pairs:
             np.matmul(a, b.T, out=K)
             loop.rbf(K, squares(a) / 2, squares(b) / 2, float(variance))
-    return torch.from_numpy(out).view(*many, n, m)
+    return out.view(*many, n, m)
 
 
 def squares(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
