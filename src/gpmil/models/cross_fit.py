@@ -26,7 +26,9 @@ from gpmil.models.tissue_kinds import same_kind
 
 logger = logging.getLogger("gpmil")
 ARRAYS = ("labels", "groups", "fold", "fingerprints", "log_odds")
-DIGITS = 11  # of log odds that are kept
+# Of log odds that are kept: not the last bits, in which the first run of all, while loops are
+# compiled, has been seen to differ from later ones.
+DIGITS = 11
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,6 @@ class CrossFit:
             models[k].learns_range = False  # what is novel is asked of the model itself
             models[k].fit(bags[fold != k], y[fold != k])
             found = models[k].predict_all(bags[fold == k])
-            # what is kept shall not hold the last bits, in which the first run of all, while loops
-            # are compiled, has been seen to differ from later ones
             odds[fold == k] = log_odds(found.log_proba_negative).round(DIGITS)
             scores[fold[bags.bag_index] == k] = suspicion(found.instances)
         negative = labels[bags.bag_index] == 0

@@ -234,9 +234,7 @@ class FittedGP(DecidingGP):
 
         That is the process, u drawn from q(u), and the level of all log odds, which settings and
         calibration have from a few bags; `base_rate=False` leaves the level as it is: the interval
-        of P(y = 1 | u), which says nothing of bags that the features do not tell apart.
-        It is a lower limit of the doubt: q(u) is narrow, and of cohorts drawn from the model
-        intervals at .9 hold the truth in half to two thirds of the bags (docs, proof).
+        of P(y = 1 | u). Intervals at .9 hold the truth in half to two thirds of drawn bags (proof).
 
         Both ends come from the log odds expanded to second order at u that are likely there: no
         draws, a few times the cost of the prediction. On a CPU bags of more than 5,000 instances
