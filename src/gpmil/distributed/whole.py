@@ -100,9 +100,8 @@ class WholeCohort:
     def problem(self, plan: Plan, c: float, device: torch.device) -> Problem:
         """The training cohort as inference sees it."""
         self._plan = plan
-        if (
-            device.type == "cpu"
-        ):  # a GPU computes these rows again in less time than it takes to see
+        # a GPU computes these rows again in less time than it takes to see them
+        if device.type == "cpu":
             self.partition.watch(evenly(len(self.bags), MOST_SLIDES), MOST_PATCHES)
         gram, trace = self.partition.gather(plan)
         found = Gathered(gram.to(device), trace)

@@ -19,7 +19,7 @@ from torch import Tensor
 from gpmil.process.novelty import LEVELS, Looked, Seen, bag_mean, surprise
 from gpmil.process.others import EPS, RIDGE, TINY, sums
 
-MOST = 2**26  # numbers in the largest array: patients times slides times points
+MOST = 2**26  # numbers in the largest array: slides times slides times points
 
 
 class Patients(NamedTuple):
@@ -79,9 +79,10 @@ class Inverse(NamedTuple):
 
 def serves(looked: Looked, patient: Int[np.ndarray, " S"]) -> bool:
     """On a GPU, where patients have few rows and the arrays are not too large."""
-    M, most = looked.W.shape[1], np.bincount(patient[looked.bag]).max()
-    slides, patients = len(patient), len(np.unique(patient))
-    return looked.W.is_cuda and most < M and max(slides, patients) * slides * M <= MOST
+    if not looked.W.is_cuda or not len(looked.bag):
+        return False
+    M, slides = looked.W.shape[1], len(patient)  # a patient has one slide at least
+    return np.bincount(patient[looked.bag]).max() < M and slides * slides * M <= MOST
 
 
 def learned(looked: Looked, patient: Int[np.ndarray, " S"]) -> Seen:
@@ -95,8 +96,8 @@ def learned(looked: Looked, patient: Int[np.ndarray, " S"]) -> Seen:
     U = V[of.rows] * of.there
     e = _explained(s, U)[of.slides[of.bag], of.place] / own
     d = _nearest(every.n, mean, s, U, middles, spreads, of)
-    each = bag_mean(e[:, None], bag)[:, 0]
-    scores = np.stack([d.cpu().numpy(), surprise(each.cpu().numpy())], axis=1).clip(TINY)
+    each = _mean(e, of).cpu().numpy()
+    scores = np.stack([d.cpu().numpy(), surprise(each)], axis=1).clip(TINY)
     quantiles = np.quantile(surprise(e.cpu().numpy()), LEVELS)
     n = np.array([every.n])
     return Seen(every.precision(), every.first / every.n, phi, spreads, quantiles, scores, n)
