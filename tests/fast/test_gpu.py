@@ -10,13 +10,17 @@ from synthetic import pri
 
 import gpmil
 from gpmil.distributed import WholeCohort
+from gpmil.fast import fused_pass, ring
 from gpmil.inference import fused
 from gpmil.inference import solvers as inference
+from gpmil.inference.pieces import Chunk
 from gpmil.models import smoothing
 from gpmil.models.batches import BatchSource
 from gpmil.models.with_novelty import SEEN
 from gpmil.moments import effect_sums, slide_effect, truncated
 from gpmil.moments.given_effect import Patches, all_below, some_above
+from gpmil.moments.likelihood import Group
+from gpmil.moments.taught import patches
 from gpmil.process import features, inducing
 
 GPU = torch.device("cuda")
@@ -147,11 +151,12 @@ def test_a_training_step_does_not_wait_for_the_gpu(model, monkeypatch):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
 @pytest.mark.parametrize("strength", [0.0, 0.9])
-def test_the_fused_sweep_equals_its_plain_twin(dtype, tolerance, strength):
+@pytest.mark.parametrize("n_inducing", [37, 40])  # rows of 40 columns go through the ring
+def test_the_fused_sweep_equals_its_plain_twin(dtype, tolerance, strength, n_inducing):
     pytest.importorskip("triton")
     bags = gpmil.simulate.cohort(n_bags=30, n_features=12, seed=3)
     model = gpmil.VGPMILPRI(
-        coupling=strength, variance=3.0, lengthscale=3.0, mean=-0.4, n_inducing=37,
+        coupling=strength, variance=3.0, lengthscale=3.0, mean=-0.4, n_inducing=n_inducing,
         random_state=0, device="cuda", dtype=dtype, solver="sweeps", max_iter=1,
     ).fit(bags)  # fmt: skip
     with torch.no_grad():
@@ -182,10 +187,11 @@ def apart(found, expected):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("scale", [0.3, 1.0, 30.0])
+@pytest.mark.parametrize("n_inducing", [37, 40])
 @torch.no_grad()
-def test_fused_derivatives_equal_their_plain_twin(dtype, scale):
+def test_fused_derivatives_equal_their_plain_twin(dtype, scale, n_inducing):
     pytest.importorskip("triton")
-    chunk, w = chunk_on_gpu(dtype=dtype)
+    chunk, w = chunk_on_gpu(dtype=dtype, n_inducing=n_inducing)
     w = scale * w  # far out, too, where tails are all that is left
     found = chunk.likelihood.bound(chunk.H, w, -0.4)
     gamma, log_z, A = chunk.likelihood.curvature(chunk.H.double() @ w - 0.4)
@@ -197,6 +203,59 @@ def test_fused_derivatives_equal_their_plain_twin(dtype, scale):
     assert rise[0] == found[0] and torch.equal(rise[1], found[1])
     assert apart(chunk.times(w), H @ w) < 1e-14
     assert apart(chunk.against(gamma), H.mT @ gamma) < 1e-12
+
+
+def bags_of(sizes, M, near):
+    """H, sigma, P as `near` neighbours per row, offsets, labels, largest first: all random."""
+    rng = np.random.default_rng(len(sizes))
+    offsets, n = np.concatenate([[0], np.cumsum(sizes)]), int(np.sum(sizes))
+    bag = np.repeat(np.arange(len(sizes)), sizes)
+    other = offsets[bag][:, None] + (rng.random((n, near)) * sizes[bag][:, None]).astype(np.int64)
+    P = fused.Neighbours(
+        *(torch.from_numpy(x).to(GPU) for x in (1 + rng.random(n), other, rng.random((n, near))))
+    )
+    rest = (
+        0.5 + rng.random(n), offsets, rng.random(len(sizes)) < 0.6, np.argsort(-sizes, stable=True)
+    )  # fmt: skip
+    H = torch.from_numpy(rng.normal(size=(n, M)) / M**0.5).float().to(GPU)
+    return H, P, *(torch.from_numpy(x).to(GPU) for x in rest)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "M", "near"),
+    [
+        ([1, 700, 30, 15, 263, 264, 1, 2, 90, 400, 5], 200, 4),  # some larger than the ring
+        (list(range(1, 60)) * 90, 36, 3),  # more bags than slots, many per program
+        ([7] * 3000, 8, 2),
+        (list(range(1, 300)), 400, 1),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_the_ring_equals_tritons_kernels(sizes, M, near, monkeypatch):
+    pytest.importorskip("triton")
+    H, P, sigma, offsets, positive, order = bags_of(np.array(sizes), M, near)
+    if ring.serves(H, "rise") is None:
+        pytest.skip("needs a GPU from Hopper on, and cuda-bindings")
+    w = torch.from_numpy(np.random.default_rng(5).normal(size=M)).to(GPU)
+
+    group = Group(sigma, offsets, positive, None, slice(0, len(H)))
+    assert torch.equal(group.largest_first, order)
+
+    def both():
+        made = fused_pass.Pass(H, sigma, offsets, positive, order)
+        launch = fused.launched(Chunk(H, patches(group)), P)
+        launch.run(w, w.new_tensor([-0.4]))
+        return *made._run(w, -0.4), launch.log_z.sum(), launch.partial.sum(0)
+
+    found = both()
+    monkeypatch.setattr(ring, "serves", lambda *_: None)
+    expected = both()
+    assert found[0] == pytest.approx(expected[0], rel=1e-13)
+    for a, b in zip(found[1:4], expected[1:4], strict=True):  # multiplied in float64
+        assert apart(a, b) < 1e-13
+    for a, b in zip(found[4:], expected[4:], strict=True):  # in float32
+        assert apart(a, b) < 1e-6
 
 
 @pytest.mark.parametrize("tau", [0.3, 1.0, 3.0])

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gpmil.coupling.operator import Precision
+from gpmil.fast import ring
 from gpmil.fast.fused_pass import ROWS, WARPS, available, power_of_two, programs
 from gpmil.inference.pieces import Chunk, Piece
 
@@ -31,6 +32,10 @@ class Neighbours(NamedTuple):
     diagonal: Float[Tensor, " n"]
     other: Int[Tensor, "n k"]
     weight: Float[Tensor, "n k"]  # lambda A; zero where there are fewer
+
+    def in_few_bytes(self) -> "Neighbours":
+        """In 32 bits."""
+        return Neighbours(self.diagonal.float(), self.other.int(), self.weight.float())
 
 
 def neighbours(precision: Precision | None, like: Float[Tensor, " n"]) -> Neighbours | None:
@@ -62,41 +67,53 @@ class _Launch(NamedTuple):
     scratch: Float[Tensor, "two n"]
     partial: Float[Tensor, "programs M"]
     log_z: Float[Tensor, " programs"]
+    kernel: ring.Kernel | None  # else Triton's
 
     def run(self, w: Tensor, c: Float[Tensor, " 1"]) -> None:
         """sum_b log Z_b and W'(E - mu), summed over the bags of every program."""
         from gpmil.fast import fused_kernel
 
-        H, group = self.chunk.H, self.chunk.group
-        fused_kernel.sweep[(len(self.partial),)](
-            H, group.sigma, w, *self.near, group.offsets, self.positive, group.largest_first,
-            *self.scratch, self.partial, self.log_z, c, len(self.positive), H.shape[1],
-            power_of_two(H.shape[1]), ROWS, 32 * WARPS, self.near.other.shape[1],
-            num_warps=WARPS,
+        H, group, bags = self.chunk.H, self.chunk.group, len(self.positive)
+        given = (
+            H, group.sigma, w if self.kernel else w.to(H.dtype), *self.near, group.offsets,
+            self.positive, group.largest_first, *self.scratch, self.partial, self.log_z, c, bags,
         )  # fmt: skip
+        if self.kernel is None:
+            M, near = H.shape[1], self.near.other.shape[1]
+            fused_kernel.sweep[(len(self.partial),)](
+                *given, M, power_of_two(M), ROWS, 32 * WARPS, near, num_warps=WARPS
+            )
+        else:
+            self.kernel.launch(bags, *given)
+
+
+def launched(piece: Chunk, near: Neighbours) -> _Launch:
+    """Some bags with their P, and room for what the kernel leaves."""
+    H, group = piece.H, piece.group
+    bags, M = len(group.positive), H.shape[1]
+    kernel = ring.serves(H, "sweep", near.other.shape[1])
+    G = programs(bags, H.device) if kernel is None else kernel.parts(bags)
+    scratch, partial, log_z = (
+        group.sigma.new_empty(size) for size in ((2, len(group.sigma)), (G, M), (G,))
+    )
+    near = near if kernel is None else near.in_few_bytes()
+    return _Launch(piece, near, group.positive.to(torch.int8), scratch, partial, log_z, kernel)
 
 
 def _launches(pieces: Sequence[Piece]) -> list[_Launch] | None:
     made = []
     for piece in pieces:
-        if not isinstance(piece, Chunk) or piece.loop is None:
+        if not isinstance(piece, Chunk) or piece.loop is None or not piece.H.is_contiguous():
             return None
-        group = piece.group
-        near = neighbours(group.precision, group.sigma)
-        if near is None or not piece.H.is_contiguous():
+        near = neighbours(piece.group.precision, piece.group.sigma)
+        if near is None:
             return None
-        G = programs(len(group.positive), piece.H.device)
-        made.append(
-            _Launch(
-                piece,
-                near,
-                group.positive.to(torch.int8),
-                group.sigma.new_empty(2, len(group.sigma)),
-                group.sigma.new_empty(G, piece.H.shape[1]),
-                group.sigma.new_empty(G),
-            )
-        )
+        made.append(launched(piece, near))
     return made
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class Sweeper:
@@ -111,18 +128,22 @@ class Sweeper:
         self.w = torch.zeros_like(chol_R[0])
         self.trace = self.w.new_zeros(sweeps)
         self.done = torch.zeros(1, dtype=torch.int64, device=self.w.device)
+        self.beside = torch.cuda.Stream()
 
     def step(self) -> None:
         """One sweep; the bound at its start goes into the trace."""
-        w = self.w.to(self.launches[0].chunk.H.dtype)
         for launch in self.launches:
-            launch.run(w, self.c)
-        log_z = torch.stack([launch.log_z.sum() for launch in self.launches]).sum()
-        pulled = torch.stack([launch.partial.sum(0) for launch in self.launches]).sum(0)
-        self.trace.index_copy_(0, self.done, (log_z - self.w @ self.w / 2)[None])
-        self.done += 1
+            launch.run(self.w, self.c)
+        here = torch.cuda.current_stream()
+        self.beside.wait_stream(here)
+        with torch.cuda.stream(self.beside):  # no sum waits for the bound
+            log_z = _joined([launch.log_z for launch in self.launches]).sum()
+            self.trace.index_copy_(0, self.done, (log_z - self.w @ self.w / 2)[None])
+            self.done += 1
+        pulled = _joined([launch.partial for launch in self.launches]).sum(0) - self.w
+        here.wait_stream(self.beside)
         # R^-1 ((R - I) w + W'(E - mu))
-        self.w.add_(self.inverse @ (pulled - self.w))
+        self.w.addmv_(self.inverse, pulled)
 
     def reset(self, w: Float[Tensor, " M"]) -> None:
         """Start anew."""
