@@ -69,6 +69,7 @@ DENSE_WITHOUT_BAND = 4096  # and above this SuperLU where there is no narrow ban
 GPU_DENSE_LIMIT = 2048  # and on a GPU, where many small steps cost more than much arithmetic
 BATCH_ELEMENTS = 2**17  # entries of one padded batch of Sigma on a CPU: some caches full
 GPU_BATCH_ELEMENTS = 2**24  # and on a GPU, which wants more to do at a time
+ALONE, GPU_ALONE = 2**13, 2**17  # rows of a part without coupling, likewise
 SIMILAR = 0.75  # of the largest bag in a batch: padding more would cost more than another batch
 BAND_BYTES = 600e6  # a factor larger than this goes to SuperLU
 
@@ -124,7 +125,7 @@ def plan(
     strength: float,
     device: Device = "cpu",
     edges: Edges | None = None,
-    max_rows: int = 8192,
+    max_rows: int | None = None,
 ) -> list[Callable[[], Part]]:
     """How the cohort is cut into parts; each is made, and factored, when it is called.
 
@@ -137,6 +138,7 @@ def plan(
     on_gpu = torch.device(device).type == "cuda"
     small = coupled & (sizes <= (GPU_DENSE_LIMIT if on_gpu else DENSE_LIMIT))
     edges = Edges.of(adjacency, device) if edges is None else edges
+    max_rows = max_rows or (GPU_ALONE if on_gpu else ALONE)
     alone = [
         partial(_identity, offsets, bags, device)
         for bags in runs(np.flatnonzero(~coupled), sizes, max_rows)
