@@ -72,3 +72,21 @@ def test_bags_beyond_its_range_go_the_plain_way():
 def test_a_small_cohort_goes_the_plain_way():
     chunk, w = chunk_of(0.7, True)
     assert chunk.likelihood.rise(chunk.H, w, 0.0) is None
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_runs_of_bags_side_by_side_add_up_to_all(told, monkeypatch):
+    chunk, w = chunk_of(0.8, told)
+    monkeypatch.setattr(compiled, "WORTH", 0)
+    log_z, gradient = chunk.rise(w, -1.3)
+    monkeypatch.setattr(compiled, "SIDE_BY_SIDE", 0)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(chunk.rise(w, -1.3))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
+    assert found[0][0] == pytest.approx(log_z, rel=1e-14)
+    torch.testing.assert_close(found[0][1], gradient, rtol=1e-13, atol=1e-13)

@@ -53,12 +53,12 @@ def test_affine_rows(dtype, tolerance, known, monkeypatch):
 
 def test_one_thread_inside_one_thread():
     before = torch.get_num_threads()
-    with lanes.one_thread():
-        with lanes.one_thread():
+    with lanes.few_threads():
+        with lanes.few_threads():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
-    with pytest.raises(RuntimeError), lanes.one_thread():
+    with pytest.raises(RuntimeError), lanes.few_threads():
         raise RuntimeError
     assert torch.get_num_threads() == before
 
@@ -70,7 +70,7 @@ def test_products_of_numpy_have_one_thread_inside():
     with threadpool_limits(2, user_api="blas"):
         before, torchs = threads(), torch.get_num_threads()
         with lanes.one_blas_thread():
-            with lanes.one_thread():
+            with lanes.few_threads():
                 assert set(threads()) == {1}
             assert set(threads()) == {1} and torch.get_num_threads() == torchs
         assert threads() == before
@@ -82,7 +82,7 @@ def test_overlapping_work_with_one_thread_leaves_the_numbers_as_they_were():
     inside, leave = Barrier(3), [Event(), Event()]
 
     def work(k):
-        with lanes.one_thread():
+        with lanes.few_threads():
             inside.wait()
             leave[k].wait()
             seen = torch.get_num_threads()
@@ -98,5 +98,22 @@ def test_overlapping_work_with_one_thread_leaves_the_numbers_as_they_were():
         assert torch.get_num_threads() == 2
         with ThreadPoolExecutor(1) as new:
             assert new.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_lanes_work_side_by_side_inside_one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    meet = Barrier(2, timeout=20)  # broken if one of them worked alone
+
+    def work(lane):
+        meet.wait()
+        return [(*lane, torch.get_num_threads())]
+
+    try:
+        with lanes.few_threads():
+            assert lanes.in_lanes([5, 7], work, lambda a, b: a + b) == [(5, 1), (7, 1)]
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

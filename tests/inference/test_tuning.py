@@ -234,10 +234,10 @@ def test_a_start_that_leads_nowhere_is_given_up(cohort, recwarn, monkeypatch, re
 
 
 def test_fits_are_carried_to_other_inducing_points(bags, Z, cohort):
-    """To themselves as they are; to points that have the old ones among them, to rounding."""
+    """The first to itself as it is; to points that have the old ones among them, to rounding."""
     _, fits = objective.value(cohort, POINTS[0])
     same = objective.carried(fits, cohort, cohort_of(bags, Z), POINTS[0])
-    assert relative_error(same.w, fits.w) < 1e-4  # the jitter
+    assert relative_error(same.w, fits.w[:1]) < 1e-4  # the jitter
     more = cohort_of(bags, np.concatenate([Z, bags.features[3:5] + 0.1]))
     found = objective.carried(fits, cohort, more, POINTS[0])
     mu = [at_settings.features(c, at_settings.theta_of(POINTS[0], "cpu")).H for c in (cohort, more)]

@@ -12,7 +12,10 @@ outside the range of the loop. The caller goes the plain way then.
 """
 
 import functools
+import itertools
 import logging
+import operator
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -24,9 +27,12 @@ from torch import Tensor
 from gpmil import extras
 from gpmil.coupling.operator import Precision
 from gpmil.fast import fused_effect, fused_pass
+from gpmil.fast.lanes import in_lanes
 
 logger = logging.getLogger("gpmil")
 WORTH = 2**18  # numbers in H from which the loop is used: below, the plain pass takes a millisecond
+RUNS = 8  # of bags, side by side: their number decides the order in which is added
+SIDE_BY_SIDE = 2**21  # numbers in H from which that is worth the threads' meeting
 WORTH_PATCHES = 2**3  # patches from which sums over a slide effect are compiled
 
 Sums = tuple[float, Float[Tensor, " M"]]
@@ -110,12 +116,33 @@ def rise_with_effect(
     tau: float, rule: tuple[float, ...], near_one: float,
 ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, " n"], Bool[Tensor, " b"]]:  # fmt: skip
     """sum_b log Z_b with a slide effect, its gradient in w, mu, and which bags are in both."""
-    *bags, at = _plain_arrays(H, sigma, offsets, positive, w.double())
+    h, s, starts, signs, at = _plain_arrays(H, sigma, offsets, positive, w.double())
     told = None if known is None else _plain_arrays(known.long())[0]
-    numbers = tuple(float(x) for x in rule)
-    log_z, *found = kernels().effect_pass.rise(*bags, told, at, c, float(tau), numbers, near_one)
-    gradient, mu, served = (torch.from_numpy(x) for x in found)
-    return log_z, gradient, mu, served
+    settings = at, c, float(tau), tuple(float(x) for x in rule), near_one
+
+    def one_lane(runs: Sequence[slice]) -> list[tuple]:
+        (run,) = runs
+        rows = slice(starts[run.start], starts[run.stop])
+        own = starts[run.start : run.stop + 1] - rows.start
+        known_here = None if told is None else told[rows]
+        bags = h[rows], s[rows], own, signs[run], known_here
+        return [kernels().effect_pass.rise(*bags, *settings)]
+
+    runs = _runs(starts, RUNS if h.size >= SIDE_BY_SIDE else 1)
+    log_z, gradients, mu, served = zip(*in_lanes(runs, one_lane, operator.add, most=RUNS))
+    joined = sum(gradients[1:], gradients[0]), np.concatenate(mu), np.concatenate(served)
+    return sum(log_z), *(torch.from_numpy(x) for x in joined)
+
+
+def _runs(starts: np.ndarray, most: int) -> list[slice]:
+    """Consecutive bags of about as many rows in each run.
+
+    >>> _runs(np.array([0, 5, 6, 9, 12]), 2)
+    [slice(0, 2, None), slice(2, 4, None)]
+    """
+    ends = np.searchsorted(starts, np.linspace(0, starts[-1], most + 1)[1:-1])
+    edges = np.unique([0, *ends, len(starts) - 1]).tolist()
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def sites() -> Any:

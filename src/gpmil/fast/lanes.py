@@ -16,7 +16,8 @@ from typing import TypeVar
 import torch
 from threadpoolctl import threadpool_limits
 
-LANES = 4  # more threads than this find nothing to do
+LANES = 4  # of sums: their number decides the order in which is added
+THREADS = 8  # more than this find nothing to do
 
 Piece = TypeVar("Piece")
 Sum = TypeVar("Sum")
@@ -27,14 +28,15 @@ def in_lanes(
     work: Callable[[Sequence[Piece]], Sum],
     add: Callable[[Sum, Sum], Sum],
     side_by_side: bool = True,
+    most: int = LANES,
 ) -> Sum:
     """`work` on the pieces of every lane, the results added in order of the lanes.
 
     >>> in_lanes(range(10), sum, lambda a, b: a + b)
     45
     """
-    lanes = [pieces[k::LANES] for k in range(min(LANES, max(len(pieces), 1)))]
-    count = min(torch.get_num_threads(), len(lanes)) if side_by_side else 1
+    lanes = [pieces[k::most] for k in range(min(most, max(len(pieces), 1)))]
+    count = min(_asked_for(), len(lanes), THREADS) if side_by_side else 1
     if count == 1:
         return functools.reduce(add, [work(lane) for lane in lanes])
     grad = torch.is_grad_enabled()  # every thread has its own switch
@@ -51,6 +53,11 @@ def in_lanes(
     return functools.reduce(add, [done[k % count][k // count] for k in range(len(lanes))])
 
 
+def _asked_for() -> int:
+    """How many threads may work here: those that torch has, or had before `few_threads`."""
+    return _FEW.asked_for if getattr(_FEW.here, "inside", False) else torch.get_num_threads()
+
+
 _STARTING = Lock()
 
 
@@ -63,7 +70,7 @@ def _threads(process: int) -> ThreadPoolExecutor:
     program, or restore what another had changed. So it is touched once, and not in the thread of
     the caller. A forked process has none of these threads and starts its own.
     """
-    started = Barrier(LANES + 1)
+    started = Barrier(THREADS + 1)
 
     def begin() -> None:
         torch.get_num_threads()  # torch's first call in a thread takes over that of the process
@@ -72,8 +79,8 @@ def _threads(process: int) -> ThreadPoolExecutor:
 
     with ThreadPoolExecutor(1) as new:
         asked_for = new.submit(torch.get_num_threads).result()
-        threads = ThreadPoolExecutor(LANES, "gpmil-lane", begin)
-        for _ in range(LANES):  # a thread starts when there is work that none is idle for
+        threads = ThreadPoolExecutor(THREADS, "gpmil-lane", begin)
+        for _ in range(THREADS):  # a thread starts when there is work that none is idle for
             threads.submit(lambda: None)
         started.wait()
         new.submit(torch.set_num_threads, asked_for).result()
@@ -81,7 +88,7 @@ def _threads(process: int) -> ThreadPoolExecutor:
 
 
 class _Few:
-    """Who wants one thread at this time."""
+    """Who wants few threads at this time."""
 
     def __init__(self) -> None:
         self.lock, self.here = Lock(), local()  # here: whether this thread does
@@ -113,8 +120,8 @@ def one_blas_thread() -> Iterator[None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread inside all products, for work that is thousands of small ones.
+def few_threads(most: int = 1) -> Iterator[None]:
+    """So many threads at most inside all products, for work that is thousands of small ones.
 
     Two would wait for each other at each of them, and on a busy machine for a processor as well:
     learning took ten times as long. Of torch every thread has its own limit.
@@ -126,7 +133,7 @@ def one_thread() -> Iterator[None]:
         here = torch.get_num_threads()  # the first call in a thread takes over that of the process
         _FEW.asked_for = _FEW.asked_for if _FEW.single else here
         _FEW.single += 1
-        torch.set_num_threads(1)
+        torch.set_num_threads(min(most, here))
     _FEW.here.inside = True
     try:
         with one_blas_thread():

@@ -142,9 +142,15 @@ def _totals(x: Float[Tensor, "n k"], offsets: Tensor) -> Float[Tensor, "b k"]:
 def fit(
     posed: list[Problem], prior: Prior, start: Fits | None = None, tolerance: float = TOLERANCE
 ) -> Fits:
-    """Maximise the collapsed bound without each fold; from zero, or from fits of the same folds."""
+    """Maximise the collapsed bound without each fold; from zero, or from fits of the same folds.
+
+    Where one fit alone is known to start from, it is for the first fold, as zero is.
+    """
     if start is None:
-        found = _from_zero(posed, tolerance)
+        found = _from_first(posed, tolerance, inference.maximise(posed[0], 100, tolerance))
+    elif len(start.w) < len(posed):
+        (w, *_), (J, *_) = start.moved(prior)
+        found = _from_first(posed, tolerance, _from_nearby(posed[0], tolerance, w, J))
     else:
         found = [
             _from_nearby(problem, tolerance, w, J)
@@ -156,9 +162,10 @@ def fit(
     return Fits(w, torch.stack(inverse), torch.stack(J), prior)
 
 
-def _from_zero(posed: list[Problem], tolerance: float) -> list[inference.Solution]:
-    """Without the first fold from zero; from there, with three of four bags shared, the others."""
-    first = inference.maximise(posed[0], 100, tolerance)
+def _from_first(
+    posed: list[Problem], tolerance: float, first: inference.Solution
+) -> list[inference.Solution]:
+    """From the fit without the first fold, with three of four bags shared, those without others."""
     J = _hessian(posed[0], first)
     others = [_from_nearby(problem, tolerance, first.w, J) for problem in posed[1:]]
     return [first._replace(curvature=J), *others]
@@ -179,7 +186,7 @@ def _from_nearby(
 
 
 def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:
-    """Fits at these settings, as a start for the same folds with more bags and points: Z to Z'.
+    """The first of fits at these settings, as a start with more bags and points: Z to Z'.
 
     u' = K_z'z Kzz^-1 u, so that w' = L'^-1 K_z'z L^-T w; what a slide context has stays. The other
     way round w = T w', and with the Hessian of N' rows as large as that of N allows to expect,
@@ -193,8 +200,8 @@ def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:
         T = torch.linalg.solve_triangular(prior.factor, half.mT, upper=False).mT
         T = torch.block_diag(T, torch.eye(fits.w.shape[1] - len(L)).to(T))
         more = int(to.offsets[-1]) / int(cohort.offsets[-1])
-        J, eye = fits.J - torch.eye(len(T)).to(T), torch.eye(T.shape[1]).to(T)
-        return Fits(fits.w @ T, fits.R_inverse, eye + more * T.mT @ J @ T, prior)
+        J, eye = fits.J[:1] - torch.eye(len(T)).to(T), torch.eye(T.shape[1]).to(T)
+        return Fits(fits.w[:1] @ T, fits.R_inverse, eye + more * T.mT @ J @ T, prior)
 
 
 # --- The score -----------------------------------------------------------------------------------

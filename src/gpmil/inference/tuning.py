@@ -306,16 +306,25 @@ def climb(found: Search, begin: Float[np.ndarray, " k"], first: float = 1.0) -> 
     found.bend = hill.B - prior
 
 
-def on_all(found: Search, cohort: Cohort) -> Search:
-    """What a pilot ended at, judged by all bags."""
+def on_all(found: Search, cohort: Cohort, nearby: Fits | None = None) -> Search:
+    """What a pilot ended at, judged by all bags; from fits to them at other settings, if any."""
     settings = found.best.settings
     assert found.fits is not None
-    fits = carried(found.fits, found.cohort, cohort, settings)
+    fits = carried(found.fits, found.cohort, cohort, settings) if nearby is None else nearby
     size = int(cohort.offsets[-1]) * len(cohort.inducing)
     steps = min(max(LAST // size, LEAST_LAST), MOST_LAST)
     whole = Search(cohort, found.space, 1 + steps * GRADIENT_COST, fits=fits, bend=found.bend)
     whole.value(found.space.place(settings), fits)
     return whole
+
+
+def judged(ends: list[Search], cohort: Cohort) -> list[Search]:
+    """The ends of searches judged by all bags, each from the fits of the one before."""
+    found: list[Search] = []
+    for end in ends:
+        whole = on_all(end, cohort, found[-1].fits if found else None)
+        found += [whole] if whole.trace else []
+    return found
 
 
 def finished(found: Search) -> Search:

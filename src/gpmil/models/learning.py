@@ -21,7 +21,7 @@ from torch import Tensor
 from gpmil.data.bags import Bags
 from gpmil.data.folds import left_out_together, share_patients, whole_patients
 from gpmil.distributed import Facts, Plan, WholeCohort
-from gpmil.fast.lanes import one_thread
+from gpmil.fast.lanes import few_threads
 from gpmil.inference import simpler, tuning
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import Settings
@@ -41,6 +41,7 @@ logger = logging.getLogger("gpmil")
 
 MOST_BAGS = 500  # bags that tuning looks at
 MOST_INSTANCES = 1_000  # instances per bag that tuning looks at
+BESIDE_A_GPU = 4  # threads of learning, which such machines have many more of
 LARGE_H = 1e9  # bytes of H in float64 from which "auto" stores float32
 CPU = torch.device("cpu")
 AUTO_KERNELS = ("rbf", "matern52", "linear")
@@ -155,7 +156,7 @@ def learn(
     if small is not last:
         whole = last.with_kernel(best.cohort.kernel)
         # where no value with all bags is a number, the pilot has the last word
-        ends = [e for e in (tuning.on_all(s, whole) for s in ends) if e.trace] or [best]
+        ends = tuning.judged(ends, whole) or [best]
     begun = ends[0].cohort is not best.cohort
     if spare is not None and len(ends) == 2:
         having, lacking = ends[::-1] if add else ends
@@ -250,7 +251,7 @@ class TunedGP(PatientGP):
         # where a slide effect is summed over, compiled loops are quicker than a GPU
         made = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], CPU, groups)
         spare, space = spared(names, cohort.whole.has_geometry), self._space(cohort.whole, names)
-        with one_thread() if device.type == "cuda" else nullcontext():
+        with few_threads(BESIDE_A_GPU) if device.type == "cuda" else nullcontext():
             found = learn(made, kernels, space, budget, spare, self._seed())
         self.kernel_ = found.kernel
         if self.variance_ is not None:

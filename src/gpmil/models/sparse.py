@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from gpmil import distributed
 from gpmil.data.bags import Bags
 from gpmil.distributed import Cohort, Facts, WholeCohort
-from gpmil.fast.lanes import one_blas_thread, one_thread
+from gpmil.fast.lanes import few_threads, one_blas_thread
 from gpmil.models.base import resolve_device
 from gpmil.models.checks import (
     check_inducing,
@@ -102,7 +102,7 @@ class SparseGPModel(SavedModel):
         self._check_settings()
         device = resolve_device(self.device)
         quick = bags.n_instances * int(self.n_inducing) <= QUICK and device.type == "cpu"
-        with one_thread() if quick else one_blas_thread():
+        with few_threads() if quick else one_blas_thread():
             self._fit_to(WholeCohort(bags, device), y, device)
 
     def _fit_to(self, cohort: TrainingCohort, y, device: torch.device) -> None:
