@@ -149,23 +149,25 @@ class Chunk:
         return self.likelihood.curvature(c + self.times(w))[0]
 
     def rise(self, w: Float[Tensor, " M"], c: float) -> tuple[float, Float[Tensor, " M"]]:
-        """sum_b log Z_b and its gradient in w."""
-        found = self.likelihood.rise(self.H, w, c)
-        if found is not None:
-            return found
-        gamma, log_z = self.likelihood.gradient(self.times(w).add_(c))
-        return float(log_z), self.against(gamma)
+        """sum_b log Z_b and its gradient in w, where w is: there, or on the CPU."""
+        at = w.to(self.H.device)
+        found = self.likelihood.rise(self.H, at, c)
+        if found is None:
+            gamma, log_z = self.likelihood.gradient(self.times(at).add_(c))
+            found = float(log_z), self.against(gamma)
+        return found[0], found[1].to(w.device)
 
     def bound(
         self, w: Float[Tensor, " M"], c: float
     ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
-        """sum_b log Z_b, its gradient in w, and minus its Hessian."""
-        found = self.likelihood.bound(self.H, w, c)
-        if found is not None:
-            return found
-        gamma, log_z, A = self.likelihood.curvature(c + self.times(w))
-        H = self.H.float() if self.rough else self.H
-        return float(log_z), self.against(gamma), A(H, H)
+        """sum_b log Z_b, its gradient in w, and minus its Hessian, where w is."""
+        at = w.to(self.H.device)
+        found = self.likelihood.bound(self.H, at, c)
+        if found is None:
+            gamma, log_z, A = self.likelihood.curvature(c + self.times(at))
+            H = self.H.float() if self.rough else self.H
+            found = float(log_z), self.against(gamma), A(H, H)
+        return found[0], found[1].to(w.device), found[2].to(w.device)
 
     def turn(
         self, state: State, at: Process | None, c: float

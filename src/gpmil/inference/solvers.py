@@ -13,7 +13,6 @@ coupled.
 
 import functools
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
@@ -29,7 +28,7 @@ from gpmil.fast.lanes import in_lanes
 from gpmil.inference import fused, leave_out
 from gpmil.inference.leave_out import Optimum
 from gpmil.inference.pieces import Chunk, Piece
-from gpmil.inference.steps import ascent, mended, stalled
+from gpmil.inference.steps import ascent, mended, stalled, steps_left
 from gpmil.inference.stores import Gathered, Source, gather
 from gpmil.moments.likelihood import Family
 from gpmil.moments.taught import patches
@@ -44,6 +43,7 @@ WARM_SWEEPS = 4  # plain sweeps before Newton: most of the distance at a tenth o
 HESSIAN = 15.0  # gradients that it costs: it is kept while fewer steps with it lead to the end,
 PATIENCE = 6  # or for so many steps, if none of them had to be shortened
 ON_A_GPU = 5.0, 3  # the same where products are quick beside the passes in between
+FEW_COLUMNS = 512  # up to which a CPU is done with M x M before a GPU has begun
 FROM_R = 0.3  # of R - I, as a first guess at the Hessian
 EVERY = 8  # of the pieces of a large cohort make the sample that the direct solver starts with
 FEWEST = 4  # pieces in such a sample
@@ -296,10 +296,21 @@ def direct(
 
 def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None = None) -> Solution:
     """As `direct`, without its warning: for a sample, or a trial, that is only a place to start."""
+    R = problem.R
+    worth = ON_A_GPU if R.is_cuda else (HESSIAN, PATIENCE)
+    if R.is_cuda and len(R) <= FEW_COLUMNS:
+        problem = replace(problem, R=R.cpu(), chol_R=problem.chol_R.cpu())
+        start = None if start is None else start.cpu()
+    found = _climbed(problem, max_iter, tol, start, *worth)
+    return found._replace(w=found.w.to(R.device))
+
+
+def _climbed(
+    problem: Problem, max_iter: int, tol: float, start: Tensor | None, worth: float, patience: int
+) -> Solution:
     w = _from_a_sample(problem, max_iter) if start is None else start
     look = collapsed_bound if any(piece.anew for piece in problem.chunks) else rise
     residual, age = float("inf"), 0
-    worth, patience = ON_A_GPU if problem.R.is_cuda else (HESSIAN, PATIENCE)
     if look is rise and not w.any():
         (value, gradient), J, age = rise(problem, w), _from_R(problem), 1
     else:
@@ -322,7 +333,7 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
         if (last and residual < tol) or stalled(trace):
             return Solution(w, step, residual < tol, residual, trace)
-        if age and (shortened or age > patience) and _steps_left(before, residual, tol) > worth:
+        if age and (shortened or age > patience) and steps_left(before, residual, tol) > worth:
             J, age = _curvature(problem, w), 0
     return Solution(w, max_iter, residual < tol, residual, trace)
 
@@ -338,15 +349,6 @@ def _curvature(problem: Problem, w: Float[Tensor, " M"]) -> Float[Tensor, "M M"]
     """The Hessian of -L to lead the way, multiplied in float32: the gradient says where to end."""
     rough = [replace(p, rough=True) if isinstance(p, Chunk) else p for p in problem.chunks]
     return collapsed_bound(replace(problem, chunks=rough), w)[2]
-
-
-def _steps_left(before: float, residual: float, tol: float) -> float:
-    """How many steps like the last one lead to the tolerance."""
-    if residual < tol:
-        return 0.0
-    if not residual < before < math.inf:
-        return math.inf
-    return math.log(tol / residual) / math.log(residual / before)
 
 
 def _mended_by(J: Tensor, w: Tensor, gradient: Tensor, found: tuple) -> Tensor:
