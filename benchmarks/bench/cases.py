@@ -300,14 +300,34 @@ def _disk(case: Case, conditions: Conditions) -> list[Result]:
         return [result.held(in_child(case.name, kept), mapped=True)]
 
 
-# --- A GPU ----------------------------------------------------------------------------------------
-def _gpu(case: Case, conditions: Conditions) -> list[Result]:
-    conditions = replace(conditions, device="cuda")
-    if torch.cuda.is_available():
-        return fit_resident(case, conditions)
-    result = case.result(conditions, "float32")
-    result.skipped = "torch sees no GPU here"
+def learned(case: Case, conditions: Conditions) -> list[Result]:
+    """The fit of a large cohort that people get, by parts; no twin, which learns nothing."""
+    bags, M = _training(conditions.size), cohorts.INDUCING[conditions.size]
+    result = case.result(conditions, "auto").of(bags, M)
+    by_time: dict[float, dict[str, float]] = {}
+
+    def work() -> None:
+        parts = engine.learned_by_parts(bags, M, conditions.device)[1]
+        by_time[parts["all"]] = parts
+
+    result.took(timed(work, conditions.repeats))
+    result.parts = by_time[min(by_time, key=lambda t: abs(t - (result.seconds or 0.0)))]
     return [result]
+
+
+# --- A GPU ----------------------------------------------------------------------------------------
+def _on_gpu(
+    run: Callable[[Case, Conditions], list[Result]],
+) -> Callable[[Case, Conditions], list[Result]]:
+    def work(case: Case, conditions: Conditions) -> list[Result]:
+        conditions = replace(conditions, device="cuda")
+        if torch.cuda.is_available():
+            return run(case, conditions)
+        result = case.result(conditions, "float32")
+        result.skipped = "torch sees no GPU here"
+        return [result]
+
+    return work
 
 
 def fit_resident(case: Case, conditions: Conditions) -> list[Result]:
@@ -372,8 +392,17 @@ ALL = (
         _predict_work,
     ),
     Case("panda-fit", "fit of a large cohort, by parts", _panda_fit, _panda_work, "panda", 2),
+    Case("panda-default", "the same as it comes, all settings learned", learned, None, "panda", 2),
     Case("disk", "fit of a cohort in a memory-mapped file", _disk, _disk_work, "panda", 2),
-    Case("gpu", "fit on a GPU, features resident", _gpu, None, "panda"),
+    Case("gpu", "fit on a GPU, features resident", _on_gpu(fit_resident), None, "panda"),
+    Case(
+        "gpu-default",
+        "the same as it comes, all settings learned",
+        _on_gpu(learned),
+        None,
+        "panda",
+        8,
+    ),
     Case("scaling", "cost against N, M, bag size and coupling", _scaling),
 )
 CASES = {case.name: case for case in ALL}

@@ -189,6 +189,8 @@ BARS: dict[tuple[str, str], tuple[Bar, ...]] = {
     ("predict", "sicapv2"): (ratio(8, 12),),
     ("panda-fit", "panda"): (seconds(60, 20, " on 2 cores"), MEMORY),
     ("disk", "panda"): (THREE_GB,),
-    ("gpu", "panda"): (seconds(0.5, 0.15, " with resident features", "cuda"),),
-    ("gpu-sweep", "panda"): (share(0.25, 0.6, "cuda"),),
+    ("panda-default", "panda"): (seconds(30, 15, " on 2 cores"),),
+    ("gpu", "panda"): (seconds(0.15, 0.1, " with resident features", "cuda"),),
+    ("gpu-sweep", "panda"): (share(0.6, 0.7, "cuda"),),
+    ("gpu-default", "panda"): (seconds(5, 2.5, "", "cuda"),),
 }
