@@ -75,7 +75,6 @@ class Chunk:
 
     H: Float[Tensor, "n M"]  # in the storage dtype
     likelihood: Likelihood
-    rough: bool = False  # whether float32 will do for second derivatives
 
     @property
     def anew(self) -> bool:
@@ -164,8 +163,7 @@ class Chunk:
         if found is not None:
             return found
         gamma, log_z, A = self.likelihood.curvature(c + self.times(w))
-        H = self.H.float() if self.rough else self.H
-        return float(log_z), self.against(gamma), A(H, H)
+        return float(log_z), self.against(gamma), A(self.H, self.H)
 
     def turn(
         self, state: State, at: Process | None, c: float
@@ -177,3 +175,16 @@ class Chunk:
 def total(pieces: Iterable[Tensor]) -> Tensor:
     """The sum of some tensors, in order."""
     return functools.reduce(torch.add, pieces)
+
+
+def bend(piece: Piece, w: Float[Tensor, " M"], c: float) -> Float[Tensor, "M M"]:
+    """Minus the Hessian of `bound`, of a chunk in float32: it leads the way of a solver.
+
+    The gradient says where to end.
+    """
+    found = piece.likelihood.bound(piece.H, w, c) if isinstance(piece, Chunk) else piece.bound(w, c)
+    if found is not None:
+        return found[2]
+    assert isinstance(piece, Chunk)
+    A, H = piece.likelihood.curvature(c + piece.times(w))[2], piece.H.float()
+    return A(H, H)
