@@ -6,7 +6,7 @@ instances only the sum and the number nearest to each centre, so it can run wher
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,8 @@ BLOCK = 2048  # points at a time
 MAX_STEPS = 100
 SETTLED = 2e-3  # relative gain of a step below which Lloyd stops: within 0.7 % of the end
 SEEDS_SETTLED = 10  # times as much among the few points that only say where to start
+
+Block = tuple[Tensor, Tensor]  # some points, and the same as products take them
 
 
 def kmeans_by_class(
@@ -89,7 +91,8 @@ def kmeans(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[np.ndarray, "m d
     origin = few.mean(0)
     x = single(x, origin)
     centres = seeds(single(few, origin), k, seed)
-    centres = lloyd(lambda at: tally_all(x, at), centres, float(x.square().sum()))
+    blocks = in_blocks(x)
+    centres = lloyd(lambda at: tally_all(blocks, at), centres, float(x.square().sum()))
     # repeated points: fewer centres
     return distinct((centres + origin).cpu().numpy())
 
@@ -107,19 +110,23 @@ def distinct(centres: Float[np.ndarray, "k d"]) -> Float[np.ndarray, "m d"]:
 
 def seeds(few: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
     """Where Lloyd's steps start: at the centres of a few points, which are soon found."""
-    start = spread(few, k, seed)
+    start, blocks = spread(few, k, seed), in_blocks(few)
     square = float(few.square().sum())
-    return lloyd(lambda at: tally_all(few, at), start, square, SEEDS_SETTLED * SETTLED)
+    return lloyd(lambda at: tally_all(blocks, at), start, square, SEEDS_SETTLED * SETTLED)
 
 
-def tally_all(x: Float[Tensor, "n d"], centres: Float[Tensor, "k d"]) -> "Tally":
-    """`tally` of all points, block by block."""
-    blocks = x.split(len(x) if x.is_cuda else BLOCK)
+def in_blocks(x: Float[Tensor, "n d"]) -> list[Block]:
+    """Points some at a time, each with what products take."""
+    return [(some, products.ready(some)) for some in x.split(len(x) if x.is_cuda else BLOCK)]
+
+
+def tally_all(blocks: Sequence[Block], centres: Float[Tensor, "k d"]) -> "Tally":
+    """`tally` of all points."""
     return in_lanes(
         blocks,
-        lambda lane: functools.reduce(merge, (tally(block, centres) for block in lane)),
+        lambda lane: functools.reduce(merge, (tally(*block, centres) for block in lane)),
         merge,
-        side_by_side=not x.is_cuda,
+        side_by_side=not centres.is_cuda,
     )
 
 
@@ -140,12 +147,12 @@ def spread(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
     found = fused_spread.chosen(x, first, draws, ROUND)
     if found is not None:
         return x[found]
-    chosen = [torch.tensor([first], device=x.device)]
-    nearest = _squared_distances(x, square, chosen[0])[0]
+    chosen, ready = [torch.tensor([first], device=x.device)], products.ready(x)
+    nearest = _squared_distances(x, ready, square, chosen[0])[0]
     for some in draws.split(ROUND):
         mass = nearest.cumsum(0)
         drawn = torch.searchsorted(mass, mass[-1] * some).clamp_(max=len(x) - 1)
-        away = _squared_distances(x, square, drawn.flatten()).unflatten(0, drawn.shape)
+        away = _squared_distances(x, ready, square, drawn.flatten()).unflatten(0, drawn.shape)
         for points, distances in zip(drawn, away):
             after = torch.minimum(nearest, distances)
             best = after.sum(1).argmin()[None]
@@ -155,10 +162,13 @@ def spread(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
 
 
 def _squared_distances(
-    x: Float[Tensor, "n d"], square: Float[Tensor, " n"], to: Int[Tensor, " t"]
+    x: Float[Tensor, "n d"],
+    ready: Float[Tensor, "n d"],
+    square: Float[Tensor, " n"],
+    to: Int[Tensor, " t"],
 ) -> Float[Tensor, "t n"]:
     """|x - z|^2 = |x|^2 - 2 x'z + |z|^2."""
-    found = products.affine(-2 * x[to], x, square)
+    found = products.affine(-2 * x[to], ready, square)
     return found.add_(square[to][:, None]).clamp_(min=0)
 
 
@@ -170,10 +180,12 @@ class Tally(NamedTuple):
     distance: Float[Tensor, ""]  # sum of |x - z|^2 - |x|^2, z the nearest centre
 
 
-def tally(x: Float[Tensor, "n d"], centres: Float[Tensor, "k d"]) -> Tally:
+def tally(
+    x: Float[Tensor, "n d"], ready: Float[Tensor, "n d"], centres: Float[Tensor, "k d"]
+) -> Tally:
     """Every point to its nearest centre."""
     # |x - z|^2 - |x|^2 = |z|^2 - 2 x'z
-    distance = products.affine(x, -2 * centres, centres.square().sum(1))
+    distance = products.affine(ready, -2 * centres, centres.square().sum(1))
     loop = None if x.is_cuda else compiled.centres()
     if loop is not None:
         near = distance.numpy()  # whose argmin is three times as fast as torch's
