@@ -238,6 +238,15 @@ def test_with_coupling_they_differ(bags):
     assert relative_error(a.w, b.w) > 1e-3
 
 
+def test_the_hessian_that_leads_the_way_is_in_float32(bags):
+    problem = problem_of(bags, some_inducing(bags, 20), 0.7, c=-0.4)
+    w = torch.from_numpy(np.random.default_rng(1).normal(size=20)) / 3
+    _, gradient, exact = inference.collapsed_bound(problem, w)
+    assert 1e-12 < relative_error(inference._curvature(problem, w), exact) < 1e-5
+    step = inference.ascent(exact, gradient)
+    assert torch.allclose(step, torch.linalg.solve(exact, gradient), rtol=1e-9)
+
+
 def test_an_indefinite_curvature_still_climbs():
     curvature = torch.diag(torch.tensor([2.0, -0.5, 1e-9], dtype=torch.float64))
     gradient = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)

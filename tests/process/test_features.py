@@ -9,6 +9,7 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
+from gpmil.fast import compiled
 from gpmil.process import features, inducing
 from gpmil.process.inducing import kmeans_by_class
 
@@ -106,9 +107,28 @@ def test_kmeans_is_as_good_as_that_of_scikit_learn():
     ours, theirs = [], []
     for seed in range(5):  # where one run ends is luck, and rounding may turn it
         centres = torch.from_numpy(inducing.kmeans(x, 40, seed=seed))
-        ours.append(float(x.square().sum() + inducing.tally(x, centres).distance))
+        ours.append(float(x.square().sum() + inducing.tally(x, x, centres).distance))
         theirs.append(KMeans(40, n_init=1, random_state=seed).fit(x.numpy()).inertia_)
     assert np.mean(ours) < 1.05 * np.mean(theirs)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_tally_against_loops(is_compiled, monkeypatch):
+    if not is_compiled:
+        monkeypatch.setattr(compiled, "centres", lambda: None)
+    x, centres = (torch.from_numpy(draw(n, seed=n)).float() for n in (50, 4))
+    centres[3] = 1e3  # no point is near to it
+    sums, counts, total = np.zeros((4, 5)), np.zeros(4), 0.0
+    for row in x.double().numpy():
+        apart = np.square(row - centres.double().numpy()).sum(1)
+        sums[apart.argmin()] += row
+        counts[apart.argmin()] += 1
+        total += apart.min() - row @ row
+    found = inducing.tally(x, x, centres)
+    np.testing.assert_allclose(found.sums, sums, rtol=1e-14)
+    np.testing.assert_array_equal(found.counts, counts)
+    assert all(part.dtype == torch.float64 for part in found) and not counts[3]
+    assert float(found.distance) == pytest.approx(total, rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

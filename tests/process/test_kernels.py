@@ -117,6 +117,23 @@ def test_sums_against_symmetric_matrices(name, with_grad):
     assert float(found) == pytest.approx(expected, rel=1e-12)
 
 
+def test_pairs_far_apart_do_not_count():
+    x, sizes = draw(64, 7), [41, 23]
+    S = np.zeros((2, 41, 41))
+    for own, n in zip(S, sizes):  # (I + .5 C)^-1 of a chain that is cut in two
+        C = np.diag([*np.ones(12), 0.0, *np.ones(n - 14)], 1)
+        C = np.diag((C + C.T).sum(1)) - C - C.T
+        own[:n, :n] = np.linalg.inv(np.eye(n) + 0.5 * C)
+    assert (S[0] < 1e-17).mean() > 0.3
+    with torch.no_grad():
+        found = Kernel("rbf", 0.8, 1.3).against(torch.from_numpy(x), sizes, torch.from_numpy(S))
+    expected = sum(
+        (own[: len(rows), : len(rows)] * kernel(rows, rows, "rbf", 0.8, 1.3)).sum()
+        for own, rows in zip(S, (x[:41], x[41:]))
+    )
+    assert float(found) == pytest.approx(expected, rel=1e-14)
+
+
 def test_a_kernel_object_is_taken_as_it_is():
     given = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
     given.outputscale = torch.tensor(3.1, dtype=torch.float64)

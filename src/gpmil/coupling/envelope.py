@@ -150,9 +150,12 @@ def _transpose(S, n):
 @no_type_check
 def _forward(low, at, L, row, i, S, lower):
     """Row i of L^-1 S, those before it done; `lower`: S is zero above its diagonal and stays so."""
-    begin = at[row + i] - low[row + i]
+    first, begin = low[row + i], at[row + i] - low[row + i]
     line = _of(S, i, lower)
-    for j in range(low[row + i], i):
+    four = i - (i - first) % 4
+    for j in range(first, four, 4):
+        _less_four(line, L[begin + j : begin + j + 4], S[j : j + 4])
+    for j in range(four, i):
         _less(line, L[begin + j], _of(S, j, lower))
     _scale(line, 1 / L[begin + i])
 
@@ -180,6 +183,16 @@ def _of(S, i, lower):
 def _scale(row, factor):
     for c in range(len(row)):
         row[c] *= factor
+
+
+@njit(fastmath=FUSED, **INNER)
+@no_type_check
+def _less_four(row, factors, others):
+    """row -= factors others, four rows at a time: the first one is read and written once."""
+    f0, f1, f2, f3 = factors[0], factors[1], factors[2], factors[3]
+    r0, r1, r2, r3 = others[0], others[1], others[2], others[3]
+    for c in range(len(row)):
+        row[c] = row[c] - f0 * r0[c] - f1 * r1[c] - f2 * r2[c] - f3 * r3[c]
 
 
 @njit(fastmath=FUSED, **INNER)

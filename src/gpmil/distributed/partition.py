@@ -242,8 +242,8 @@ class Partition:
 
     def tally(self, centres: Float[Tensor, "k d"], origin: Float[Tensor, " d"]) -> Tally:
         """What Lloyd's step needs of the sample."""
-        found = inducing.tally_all(self._single(origin), centres.to(self.device))
-        return Tally(*(x.cpu() for x in found))
+        sample = inducing.in_blocks(self._single(origin))
+        return Tally(*(x.cpu() for x in inducing.tally_all(sample, centres.to(self.device))))
 
     def _single(self, origin: Float[Tensor, " d"]) -> Float[Tensor, "m d"]:
         return inducing.single(self._sampled, origin.to(self.device))

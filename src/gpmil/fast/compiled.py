@@ -155,6 +155,11 @@ def pairs() -> Any:
     return None if kernels() is None else kernels().pairs
 
 
+def centres() -> Any:
+    """The module with the sums of k-means; None as above."""
+    return None if kernels() is None else kernels().centres
+
+
 def over_effect() -> Any:
     """The module with the sum of orthant probabilities over a slide effect; None as above."""
     return None if kernels() is None else kernels().over_effect
@@ -216,6 +221,7 @@ def kernels() -> Any:
     """The package of loops; None without Numba, or with one that cannot be used here."""
     try:
         from gpmil.fast import (
+            centres,
             effect,
             effect_adjoint,
             effect_pass,
@@ -231,6 +237,7 @@ def kernels() -> Any:
         )  # fmt: skip
         return None
     return SimpleNamespace(
+        centres=centres,
         effect=effect,
         effect_adjoint=effect_adjoint,
         effect_pass=effect_pass,

@@ -14,7 +14,7 @@ from threading import Barrier, Lock, local
 from typing import TypeVar
 
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 LANES = 4  # of sums: their number decides the order in which is added
 THREADS = 8  # more than this find nothing to do
@@ -99,6 +99,12 @@ class _Few:
 _FEW = _Few()
 
 
+@functools.cache
+def _libraries() -> ThreadpoolController:
+    """The libraries with threads of their own, which take three milliseconds to look for."""
+    return ThreadpoolController()
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """One thread inside products of NumPy and SciPy, whose limit is the process's.
@@ -108,7 +114,7 @@ def one_blas_thread() -> Iterator[None]:
     """
     with _FEW.lock:
         if not _FEW.inside:
-            _FEW.undo.enter_context(threadpool_limits(1, user_api="blas"))
+            _FEW.undo.enter_context(_libraries().limit(limits=1, user_api="blas"))
         _FEW.inside += 1
     try:
         yield

@@ -46,10 +46,14 @@ def affine(
     x: Float[Tensor, "n d"], z: Float[Tensor, "k d"], bias: Float[Tensor, " k"]
 ) -> Float[Tensor, "n k"]:
     """x z' + bias."""
-    linear = torch.nn.functional.linear
-    if x.is_cuda or x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
-        return linear(x, z, bias)
-    return linear(*(a.to_mkldnn() for a in (x, z, bias))).to_dense()
+    found = torch.nn.functional.linear(*(ready(a) for a in (x, z, bias)))
+    return found.to_dense() if found.is_mkldnn else found
+
+
+def ready(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """As `affine` takes it: in float32 on a CPU a copy for oneDNN, which may be used again."""
+    plain = x.is_cuda or x.is_mkldnn or x.dtype != torch.float32
+    return x if plain or not torch.backends.mkldnn.is_available() else x.to_mkldnn()
 
 
 def _plain(X: Tensor) -> bool:

@@ -26,6 +26,12 @@ def factor(A: Matrix) -> Matrix:
     return L
 
 
+def solution(A: Matrix, b: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"] | None:
+    """A^-1 b of a symmetric A in float64; None where it is not positive definite."""
+    _, x, info = lapack.dposv(A if A.flags.f_contiguous else A.T, b, lower=1)
+    return None if info else x
+
+
 def solved(L: Matrix, rows: Float[np.ndarray, "k n"]) -> Float[np.ndarray, "k n"]:
     """L^-1 of every row; the rows themselves are lost."""
     return _SOLVE[L.dtype.char](1.0, L, rows.T, lower=1, overwrite_b=1).T

@@ -75,7 +75,6 @@ class Chunk:
 
     H: Float[Tensor, "n M"]  # in the storage dtype
     likelihood: Likelihood
-    rough: bool = False  # whether float32 will do for second derivatives
 
     @property
     def anew(self) -> bool:
@@ -165,8 +164,7 @@ class Chunk:
         found = self.likelihood.bound(self.H, at, c)
         if found is None:
             gamma, log_z, A = self.likelihood.curvature(c + self.times(at))
-            H = self.H.float() if self.rough else self.H
-            found = float(log_z), self.against(gamma), A(H, H)
+            found = float(log_z), self.against(gamma), A(self.H, self.H)
         return found[0], found[1].to(w.device), found[2].to(w.device)
 
     def turn(
@@ -179,3 +177,18 @@ class Chunk:
 def total(pieces: Iterable[Tensor]) -> Tensor:
     """The sum of some tensors, in order."""
     return functools.reduce(torch.add, pieces)
+
+
+def bend(piece: Piece, w: Float[Tensor, " M"], c: float) -> Float[Tensor, "M M"]:
+    """Minus the Hessian of `bound`, of a chunk in float32: it leads the way of a solver.
+
+    The gradient says where to end.
+    """
+    if not isinstance(piece, Chunk):
+        return piece.bound(w, c)[2]
+    at = w.to(piece.H.device)
+    found = piece.likelihood.bound(piece.H, at, c)
+    if found is not None:
+        return found[2].to(w.device)
+    A, H = piece.likelihood.curvature(c + piece.times(at))[2], piece.H.float()
+    return A(H, H).to(w.device)

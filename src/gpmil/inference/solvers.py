@@ -27,7 +27,7 @@ from torch import Tensor
 from gpmil.fast.lanes import in_lanes
 from gpmil.inference import fused, leave_out
 from gpmil.inference.leave_out import Optimum
-from gpmil.inference.pieces import Chunk, Piece
+from gpmil.inference.pieces import Chunk, Piece, bend
 from gpmil.inference.steps import ascent, mended, stalled, steps_left
 from gpmil.inference.stores import Gathered, Source, gather
 from gpmil.moments.likelihood import Family
@@ -346,9 +346,10 @@ def _from_R(problem: Problem) -> Float[Tensor, "M M"]:
 
 
 def _curvature(problem: Problem, w: Float[Tensor, " M"]) -> Float[Tensor, "M M"]:
-    """The Hessian of -L to lead the way, multiplied in float32: the gradient says where to end."""
-    rough = [replace(p, rough=True) if isinstance(p, Chunk) else p for p in problem.chunks]
-    return collapsed_bound(replace(problem, chunks=rough), w)[2]
+    """The Hessian of -L to lead the way."""
+    J = summed(problem, lambda piece: (bend(piece, w, problem.c),))[0]
+    J.diagonal().add_(problem.share)
+    return J
 
 
 def _mended_by(J: Tensor, w: Tensor, gradient: Tensor, found: tuple) -> Tensor:

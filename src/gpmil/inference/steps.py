@@ -6,14 +6,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpmil.fast import triangles
+
 
 def ascent(curvature: Tensor, gradient: Tensor) -> Tensor:
     """Newton's direction; where -L is not convex, with the curvatures' absolute values."""
-    factor, failed = torch.linalg.cholesky_ex(curvature)
-    if not failed:
-        return torch.cholesky_solve(gradient[:, None], factor)[:, 0]
+    found = _solution(curvature, gradient)
+    if found is not None:
+        return found
     values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
     return vectors @ ((vectors.mT @ gradient) / values.abs().clamp(min=1e-3))
+
+
+def _solution(J: Float[Tensor, "M M"], gradient: Float[Tensor, " M"]) -> Tensor | None:
+    """J^-1 gradient; None where J is not positive definite."""
+    if not J.is_cuda:
+        x = triangles.solution(J.detach().numpy(), gradient.detach().numpy())
+        return None if x is None else torch.from_numpy(x)
+    factor, failed = torch.linalg.cholesky_ex(J)
+    return None if failed else torch.cholesky_solve(gradient[:, None], factor)[:, 0]
 
 
 def mended(

@@ -112,13 +112,8 @@ def rbf_against(
     loop = None if x.is_cuda else compiled.pairs()
     if loop is None:
         return None
-    rows = (x - x.mean(0)).div_(length).numpy()
-    half, ends = squares(rows) / 2, np.cumsum(sizes)
-    own = [slice(end - n, end) for n, end in zip(sizes, ends)]
-    return sum(
-        loop.rbf_against(rows[at] @ rows[at].T, half[at], one)
-        for at, one in zip(own, S.detach().numpy())
-    )
+    scale = np.broadcast_to(1 / np.asarray(length, float), x.shape[1:]).copy()
+    return loop.rbf_against(x.contiguous().numpy(), scale, np.array(sizes), S.detach().numpy())
 
 
 def _distance(s: Tensor) -> Tensor:

@@ -169,12 +169,14 @@ class Looked:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """d_b, the mean e_i of every slide, and all e_i: each without its patient."""
         mine, V, middles = self._mine(patient), self._turned(every), phi.numpy() @ every.Q
+        ours = middles[self.start : self.start + self.slides]
         d, e = np.empty(self.slides), np.empty(len(self.bag))
         for p in np.unique(mine):
             rows, outside = self._patches_of(mine == p), patient != p
             own = V[rows]
             others = every.without(*_lost(every, own, apart.get(int(p))))
-            d[mine == p] = others.nearest(own, self.bag[rows], middles[outside], spreads[outside])
+            slides = ours[mine == p], middles[outside], spreads[outside]
+            d[mine == p] = others.nearest(own, self.bag[rows], *slides)
             e[rows] = others.explained(self.own[rows].numpy(), own)
         each = bag_mean(torch.from_numpy(e)[:, None], self.bag)[:, 0]
         return d, each.numpy(), e

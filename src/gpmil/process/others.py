@@ -151,14 +151,18 @@ class Others(NamedTuple):
         self,
         V: Float[np.ndarray, "k M"],
         bag: Int[np.ndarray, " k"],
+        mine: Float[np.ndarray, "b M"],
         phi: Float[np.ndarray, "s M"],
         spreads: Float[np.ndarray, " s"],
     ) -> Float[np.ndarray, " b"]:
-        """d_b of slides of the rows V, from phi_j and v_j of others."""
-        middles, own = _middles(self.metric.roots(V), bag)
-        theirs = self.metric.roots(phi)
+        """d_b of slides of the rows V with means `mine`, from phi_j and v_j of others."""
+        starts, counts = _slides(bag)
+        middles, theirs = self.metric.roots(mine), self.metric.roots(phi)
+        # tr(A S) = mean |y|^2 - |mean y|^2
+        power = np.add.reduceat(sum(map(_squares, self.metric.roots(V))), starts) / counts
+        own = (power - sum(map(_squares, middles))).clip(min=0.0)
         found = [
-            self.n * sum(_squares(y - mine[b]) for y, mine in zip(theirs, middles))
+            self.n * sum(_squares(y - at[b]) for y, at in zip(theirs, middles))
             / (self.n * own[b] + spreads).clip(min=EPS)
             for b in range(len(own))
         ]  # fmt: skip
@@ -173,13 +177,3 @@ def _slides(bag: Int[np.ndarray, " k"]) -> tuple[np.ndarray, np.ndarray]:
     """Where the rows of every slide begin, which lie together, and how many there are."""
     starts = np.flatnonzero(np.diff(bag, prepend=-1))
     return starts, np.diff(starts, append=len(bag))
-
-
-def _middles(
-    Y: Roots, bag: Int[np.ndarray, " k"]
-) -> tuple[list[Float[np.ndarray, "b _"]], Float[np.ndarray, " b"]]:
-    """Means of the rows of every slide, and tr S = mean |y|^2 - |mean y|^2."""
-    mine = bag == np.unique(bag)[:, None]
-    share = mine / mine.sum(1, keepdims=True)  # of every row in the mean of its slide
-    middles, power = [share @ part for part in Y], share @ sum(map(_squares, Y))
-    return middles, (power - sum(map(_squares, middles))).clip(min=0.0)
