@@ -158,7 +158,7 @@ def fit(
 
 def _from_zero(posed: list[Problem], tolerance: float) -> list[inference.Solution]:
     """Without the first fold from zero; from there, with three of four bags shared, the others."""
-    first = inference.maximise(posed[0], 100, tolerance)
+    first = _afresh(posed[0], tolerance)
     J = _hessian(posed[0], first)
     others = [_from_nearby(problem, tolerance, first.w, J) for problem in posed[1:]]
     return [first._replace(curvature=J), *others]
@@ -175,7 +175,12 @@ def _from_nearby(
 ) -> inference.Solution:
     """From a start that may lead nowhere, or else from zero."""
     found = nearby.maximum(problem, 100, tolerance, w, J)
-    return found if found.residual < LOST else inference.maximise(problem, 100, tolerance)
+    return found if found.residual < LOST else _afresh(problem, tolerance)
+
+
+def _afresh(problem: Problem, tolerance: float) -> inference.Solution:
+    """From zero. The Hessian that led there is left: gradients in the settings want that of w."""
+    return inference.maximise(problem, 100, tolerance)._replace(curvature=None)
 
 
 def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:

@@ -13,7 +13,6 @@ coupled.
 
 import functools
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
@@ -29,7 +28,7 @@ from gpmil.fast.lanes import in_lanes
 from gpmil.inference import fused, leave_out
 from gpmil.inference.leave_out import Optimum
 from gpmil.inference.pieces import Chunk, Piece
-from gpmil.inference.steps import ascent, mended, stalled
+from gpmil.inference.steps import ascent, mended, stalled, steps_left
 from gpmil.inference.stores import Gathered, Source, gather
 from gpmil.moments.likelihood import Family
 from gpmil.moments.taught import patches
@@ -299,21 +298,22 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
     w = _from_a_sample(problem, max_iter) if start is None else start
     look = collapsed_bound if any(piece.anew for piece in problem.chunks) else rise
     residual, age = float("inf"), 0
+    real = look is not rise or bool(w.any())  # whether J is a Hessian, and no guess from R
     worth, patience = ON_A_GPU if problem.R.is_cuda else (HESSIAN, PATIENCE)
-    if look is rise and not w.any():
-        (value, gradient), J, age = rise(problem, w), _from_R(problem), 1
-    else:
+    if real:
         value, gradient, J = collapsed_bound(problem, w)
+    else:
+        (value, gradient), J, age = rise(problem, w), _from_R(problem), 1
     trace = [value]
     for step in range(1, max_iter + 1):
         last = residual < tol  # one more step below tol, as in `newton`
         delta = ascent(J, gradient)
         found = climb(problem, w, value, gradient, delta, look)
         if found is None and age:  # an old Hessian led nowhere
-            J, age = _curvature(problem, w), 0
+            J, age, real = _curvature(problem, w), 0, True
             found = climb(problem, w, value, gradient, ascent(J, gradient), look)
         if found is None:
-            return Solution(w, step, residual < tol, residual, trace)
+            return Solution(w, step, residual < tol, residual, trace, J if real else None)
         shortened = not torch.equal(found[0], w + delta)
         J, age = (found[3], 0) if len(found) > 3 else (_mended_by(J, w, gradient, found), age + 1)
         before, (w, value, gradient) = residual, found[:3]
@@ -321,10 +321,10 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
         trace.append(value)
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
         if (last and residual < tol) or stalled(trace):
-            return Solution(w, step, residual < tol, residual, trace)
-        if age and (shortened or age > patience) and _steps_left(before, residual, tol) > worth:
-            J, age = _curvature(problem, w), 0
-    return Solution(w, max_iter, residual < tol, residual, trace)
+            return Solution(w, step, residual < tol, residual, trace, J if real else None)
+        if age and (shortened or age > patience) and steps_left(before, residual, tol) > worth:
+            J, age, real = _curvature(problem, w), 0, True
+    return Solution(w, max_iter, residual < tol, residual, trace, J if real else None)
 
 
 def _from_R(problem: Problem) -> Float[Tensor, "M M"]:
@@ -340,17 +340,16 @@ def _curvature(problem: Problem, w: Float[Tensor, " M"]) -> Float[Tensor, "M M"]
     return collapsed_bound(replace(problem, chunks=rough), w)[2]
 
 
-def _steps_left(before: float, residual: float, tol: float) -> float:
-    """How many steps like the last one lead to the tolerance."""
-    if residual < tol:
-        return 0.0
-    if not residual < before < math.inf:
-        return math.inf
-    return math.log(tol / residual) / math.log(residual / before)
-
-
 def _mended_by(J: Tensor, w: Tensor, gradient: Tensor, found: tuple) -> Tensor:
     return mended(J, found[0] - w, gradient - found[2])
+
+
+def sampled(problem: Problem) -> Problem:
+    """Some of the pieces where there are many, else all of them."""
+    some = problem.chunks[::EVERY]
+    if len(some) < FEWEST:
+        return problem
+    return replace(problem, chunks=some, share=problem.share * len(some) / len(problem.chunks))
 
 
 def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
@@ -358,11 +357,8 @@ def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
 
     Most steps lead from zero to near the optimum; a sample shows the way as well as all pieces.
     """
-    some = problem.chunks[::EVERY]
-    if len(some) < FEWEST:
-        return torch.zeros_like(problem.R[0])
-    sample = replace(problem, chunks=some, share=problem.share * len(some) / len(problem.chunks))
-    return maximise(sample, max_iter, NEAR, torch.zeros_like(problem.R[0])).w
+    sample, zero = sampled(problem), torch.zeros_like(problem.R[0])
+    return zero if sample is problem else maximise(sample, max_iter, NEAR, zero).w
 
 
 def collapsed_bound(

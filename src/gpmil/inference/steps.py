@@ -1,5 +1,7 @@
 """Newton's direction from a Hessian of -L, which the steps taken mend, and when to end."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -32,3 +34,12 @@ def stalled(trace: list[float]) -> bool:
     """The bound has not risen beyond rounding for ten steps: what is left is noise."""
     recent = trace[-11:]
     return len(recent) == 11 and max(recent) - recent[0] <= 1e-12 * abs(recent[0])
+
+
+def steps_left(before: float, residual: float, tol: float) -> float:
+    """How many steps like the last one lead to the tolerance."""
+    if residual < tol:
+        return 0.0
+    if not residual < before < math.inf:
+        return math.inf
+    return math.log(tol / residual) / math.log(residual / before)
