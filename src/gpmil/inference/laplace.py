@@ -12,6 +12,7 @@ Leibler, where the slope of L vanishes on average:
 The average is one over a few x, and the root is found by Newton steps with J, mended on the way.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -24,8 +25,9 @@ from gpmil.inference.steps import mended
 from gpmil.process.sparse_gp import Posterior
 
 POINTS = 4  # x that an average is taken over, as many gradients
-STEPS = 4  # averages at most
-SHORT = 0.05  # of a deviation, the size of the last step
+STEPS = 3  # averages
+FARTHEST = 3**0.5  # deviations between the mode of one hump and its mean
+PIECES = 4  # of a large cohort: so many, or up to twice as many, stand for all
 
 
 def laplace(
@@ -50,22 +52,27 @@ def signs(n: int) -> Float[Tensor, "n k"]:
 
 
 def mean(problem: Problem, q: Posterior) -> Float[Tensor, " M"]:
-    """v of N(v, J^-1), from the mode w that q has; in large cohorts by a sample of their pieces."""
-    some = sampled(problem)
+    """v of N(v, J^-1), from the fit w that q has; in large cohorts by a sample of their pieces."""
+    some = sampled(problem, max(1, len(problem.chunks) // PIECES))
     # chol(J)^-T: of all roots one that every machine finds
     x = torch.linalg.solve_triangular(q.chol_R.mT, signs(len(q.w)).to(q.w), upper=True).mT
-    rest = rise(some, q.w)[1]  # zero at the maximum of the bound
+    rest = rise(some, q.w)[1]  # zero at the maximum of the bound, but for the sample
 
     def slope(v: Tensor) -> Tensor:
         total = sum((rise(some, v + one)[1] for one in x), torch.zeros_like(v))
         return (total / len(x) - rest) * (problem.share / some.share)
 
-    v, B = q.w, q.R
-    here = slope(v)
-    for left in range(STEPS - 1, -1, -1):
+    v, B, here = q.w, q.R, slope(q.w)
+    for _ in range(STEPS - 1):
         step = torch.linalg.solve(B, here)
-        if not left or (step @ q.R @ step) < SHORT**2 * len(v):
-            break
         there = slope(v + step)
         v, B, here = v + step, mended(B, step, here - there), there
-    return v + step
+    return q.w + within(v + torch.linalg.solve(B, here) - q.w, q.R)
+
+
+def within(shift: Float[Tensor, " M"], J: Float[Tensor, "M M"]) -> Float[Tensor, " M"]:
+    """From a mode to a mean: no farther than FARTHEST deviations in the mean over directions."""
+    size = float(shift @ J @ shift / len(shift)) ** 0.5
+    if not math.isfinite(size):
+        return torch.zeros_like(shift)
+    return shift * (FARTHEST / max(size, FARTHEST))

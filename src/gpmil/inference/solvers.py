@@ -47,6 +47,7 @@ FROM_R = 0.3  # of R - I, as a first guess at the Hessian
 EVERY = 8  # of the pieces of a large cohort make the sample that the direct solver starts with
 FEWEST = 4  # pieces in such a sample
 NEAR = 1.0  # relative residual at which a sample has served: its optimum is not the one of all
+SETTLED = 1e-6  # residual below which steps are too short to mend a Hessian by: all is rounding
 SHORTEST = 2.0**-6  # a line search that needs a shorter step than this gives up
 
 
@@ -304,16 +305,18 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
         value, gradient, J = collapsed_bound(problem, w)
     else:
         (value, gradient), J, age = rise(problem, w), _from_R(problem), 1
-    trace = [value]
+    trace, kept = [value], None
     for step in range(1, max_iter + 1):
         last = residual < tol  # one more step below tol, as in `newton`
+        if real and (residual > SETTLED or kept is None):
+            kept = J
         delta = ascent(J, gradient)
         found = climb(problem, w, value, gradient, delta, look)
         if found is None and age:  # an old Hessian led nowhere
             J, age, real = _curvature(problem, w), 0, True
             found = climb(problem, w, value, gradient, ascent(J, gradient), look)
         if found is None:
-            return Solution(w, step, residual < tol, residual, trace, J if real else None)
+            return Solution(w, step, residual < tol, residual, trace, kept)
         shortened = not torch.equal(found[0], w + delta)
         J, age = (found[3], 0) if len(found) > 3 else (_mended_by(J, w, gradient, found), age + 1)
         before, (w, value, gradient) = residual, found[:3]
@@ -321,10 +324,10 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
         trace.append(value)
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
         if (last and residual < tol) or stalled(trace):
-            return Solution(w, step, residual < tol, residual, trace, J if real else None)
+            return Solution(w, step, residual < tol, residual, trace, kept)
         if age and (shortened or age > patience) and steps_left(before, residual, tol) > worth:
             J, age, real = _curvature(problem, w), 0, True
-    return Solution(w, max_iter, residual < tol, residual, trace, J if real else None)
+    return Solution(w, max_iter, residual < tol, residual, trace, kept)
 
 
 def _from_R(problem: Problem) -> Float[Tensor, "M M"]:
@@ -344,21 +347,20 @@ def _mended_by(J: Tensor, w: Tensor, gradient: Tensor, found: tuple) -> Tensor:
     return mended(J, found[0] - w, gradient - found[2])
 
 
-def sampled(problem: Problem) -> Problem:
-    """Some of the pieces where there are many, else all of them."""
-    some = problem.chunks[::EVERY]
-    if len(some) < FEWEST:
-        return problem
-    return replace(problem, chunks=some, share=problem.share * len(some) / len(problem.chunks))
-
-
 def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
     """Where the solver starts: at zero, or at the optimum of some pieces where there are many.
 
     Most steps lead from zero to near the optimum; a sample shows the way as well as all pieces.
     """
-    sample, zero = sampled(problem), torch.zeros_like(problem.R[0])
-    return zero if sample is problem else maximise(sample, max_iter, NEAR, zero).w
+    zero = torch.zeros_like(problem.R[0])
+    sample = sampled(problem, EVERY)
+    return zero if len(sample.chunks) < FEWEST else maximise(sample, max_iter, NEAR, zero).w
+
+
+def sampled(problem: Problem, every: int) -> Problem:
+    """Some of the pieces."""
+    some = problem.chunks[::every]
+    return replace(problem, chunks=some, share=problem.share * len(some) / len(problem.chunks))
 
 
 def collapsed_bound(
