@@ -4,8 +4,9 @@
 
 The covariance of q(u) is R^-1 = (I + W'Sigma W)^-1, as if all patch variables had been seen. With
 the Hessian J of the labels' likelihood at the same w it is Laplace's J^-1, several times as wide,
-and about right where cohorts are drawn from the model itself (docs/explanation/proof.md). Here both
-are asked about real slides that the fit has not seen: five folds, the same w, the same settings.
+and about right where cohorts are drawn from the model itself (docs/explanation/proof.md);
+intervals of slides have it. Here both are asked about real slides that the fit has not seen: five
+folds, the same w, the same settings.
 """
 
 import argparse
@@ -13,7 +14,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import torch
 from joblib import Parallel, delayed
 from real_data import DATA
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
@@ -21,23 +21,11 @@ from threadpoolctl import threadpool_limits
 from tuning_real_data import cohort, splits
 
 import gpmil
-from gpmil.inference.solvers import collapsed_bound
 
 KINDS = ("R", "J")
 BETWEEN = {"variance": (1.0, 300.0), "length": (0.8, 8.0), "coupling": (0.1, 3.0)}
 LEVELS = (-2.6, 0.0)
 EFFECTS = (0.0, 0.3, 0.7, 1.2, 2.0)
-
-
-class WithHessian(gpmil.VGPMILPRI):
-    """Keeps J, the Hessian of minus the collapsed bound at w, beside R."""
-
-    def _kept(self, gp, problem, solution):
-        J = collapsed_bound(problem, solution.w)[2]
-        e, Q = torch.linalg.eigh((J + J.mT) / 2)
-        # labels never widen the prior
-        self.hessian_ = ((Q * e.clamp(min=1.0)) @ Q.mT).numpy()
-        return super()._kept(gp, problem, solution)
 
 
 def drawn(rng):
@@ -55,7 +43,7 @@ def judged(bags, name, at):
     patches = {kind: np.zeros(bags.n_instances) for kind in KINDS}
     pca = {"n_components": 64} if name == "colon" else {}
     root = np.sqrt(64 if name == "colon" else bags.features.shape[1])
-    model = WithHessian(
+    model = gpmil.VGPMILPRI(
         variance=at["variance"],
         lengthscale=at["length"] * root,
         mean=at["level"] * np.sqrt(1 + at["variance"]),
@@ -71,7 +59,7 @@ def judged(bags, name, at):
             rows = np.isin(bags.bag_index, test)
             for kind in KINDS:
                 if kind == "J":
-                    model.whitened_precision_ = model.hessian_
+                    model.whitened_precision_ = model.interval_precision_
                 slides[kind][test] = model.predict_proba(bags[test])[:, 1]
                 patches[kind][rows] = model.predict_instances(bags[test]).probability
     return {kind: measured(bags, slides[kind], patches[kind]) for kind in KINDS}

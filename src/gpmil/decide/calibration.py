@@ -129,17 +129,19 @@ def level_deviation(information: float) -> float:
     return float((LEVEL_PRIOR**-2 + information) ** -0.5)
 
 
-def widened(ends: Float[np.ndarray, "B 2"], half: float) -> Float[np.ndarray, "B 2"]:
-    """Intervals of log odds, to which something independent with this half width is added.
+def widened(
+    ends: Float[np.ndarray, "B 2"], point: Float[np.ndarray, " B"], half: float
+) -> Float[np.ndarray, "B 2"]:
+    """Intervals of log odds about a point, to which something independent of this half width adds.
 
-    >>> widened(np.array([[-3.0, 3.0], [1.0, 1.0]]), 4.0)
-    array([[-5.,  5.],
-           [-3.,  5.]])
+    >>> widened(np.array([[-3.0, 3.0], [1.0, 1.0], [2.0, 5.0]]), np.array([0.0, 1.0, 1.0]), 3.0)
+    array([[-4.24264069,  4.24264069],
+           [-2.        ,  4.        ],
+           [-2.        ,  6.        ]])
     """
-    middle, own = ends.mean(1), (ends[:, 1] - ends[:, 0]) / 2
+    away = np.maximum((ends - point[:, None]) * (-1.0, 1.0), 0.0)  # the point lies within
     # half widths of independent normal variables add up in squares
-    both = np.sqrt(own**2 + half**2)
-    return np.stack([middle - both, middle + both], axis=1)
+    return point[:, None] + np.hypot(away, half) * (-1.0, 1.0)
 
 
 def tails(level: float) -> tuple[float, float]:

@@ -147,7 +147,7 @@ def fit(
     Where one fit alone is known to start from, it is for the first fold, as zero is.
     """
     if start is None:
-        found = _from_first(posed, tolerance, inference.maximise(posed[0], 100, tolerance))
+        found = _from_first(posed, tolerance, _afresh(posed[0], tolerance))
     elif len(start.w) < len(posed):
         (w, *_), (J, *_) = start.moved(prior)
         found = _from_first(posed, tolerance, _from_nearby(posed[0], tolerance, w, J))
@@ -182,7 +182,12 @@ def _from_nearby(
 ) -> inference.Solution:
     """From a start that may lead nowhere, or else from zero."""
     found = nearby.maximum(problem, 100, tolerance, w, J)
-    return found if found.residual < LOST else inference.maximise(problem, 100, tolerance)
+    return found if found.residual < LOST else _afresh(problem, tolerance)
+
+
+def _afresh(problem: Problem, tolerance: float) -> inference.Solution:
+    """From zero. The Hessian that led there is left: gradients in the settings want that of w."""
+    return inference.maximise(problem, 100, tolerance)._replace(curvature=None)
 
 
 def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:

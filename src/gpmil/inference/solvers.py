@@ -28,7 +28,7 @@ from gpmil.fast.lanes import in_lanes
 from gpmil.inference import fused, leave_out
 from gpmil.inference.leave_out import Optimum
 from gpmil.inference.pieces import Chunk, Piece, bend
-from gpmil.inference.steps import ascent, mended, stalled, steps_left
+from gpmil.inference.steps import ascent, mended, relative, stalled, steps_left
 from gpmil.inference.stores import Gathered, Source, gather
 from gpmil.moments.likelihood import Family
 from gpmil.moments.taught import patches
@@ -48,6 +48,7 @@ FROM_R = 0.3  # of R - I, as a first guess at the Hessian
 EVERY = 8  # of the pieces of a large cohort make the sample that the direct solver starts with
 FEWEST = 4  # pieces in such a sample
 NEAR = 1.0  # relative residual at which a sample has served: its optimum is not the one of all
+SETTLED = 1e-6  # residual below which steps are too short to mend a Hessian by: all is rounding
 SHORTEST = 2.0**-6  # a line search that needs a shorter step than this gives up
 
 
@@ -302,7 +303,8 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
         problem = replace(problem, R=R.cpu(), chol_R=problem.chol_R.cpu())
         start = None if start is None else start.cpu()
     found = _climbed(problem, max_iter, tol, start, *worth)
-    return found._replace(w=found.w.to(R.device))
+    J = found.curvature
+    return found._replace(w=found.w.to(R.device), curvature=None if J is None else J.to(R.device))
 
 
 def _climbed(
@@ -311,31 +313,37 @@ def _climbed(
     w = _from_a_sample(problem, max_iter) if start is None else start
     look = collapsed_bound if any(piece.anew for piece in problem.chunks) else rise
     residual, age = float("inf"), 0
-    if look is rise and not w.any():
-        (value, gradient), J, age = rise(problem, w), _from_R(problem), 1
-    else:
+    real = look is not rise or bool(w.any())  # whether J is a Hessian, and no guess from R
+    if real:
         value, gradient, J = collapsed_bound(problem, w)
-    trace = [value]
+    else:
+        (value, gradient), J, age = rise(problem, w), _from_R(problem), 1
+    trace, kept = [value], None
     for step in range(1, max_iter + 1):
         last = residual < tol  # one more step below tol, as in `newton`
+        if real and (residual > SETTLED or kept is None):
+            kept = J
         delta = ascent(J, gradient)
         found = climb(problem, w, value, gradient, delta, look)
         if found is None and age:  # an old Hessian led nowhere
-            J, age = _curvature(problem, w), 0
+            J, age, real = _curvature(problem, w), 0, True
             found = climb(problem, w, value, gradient, ascent(J, gradient), look)
         if found is None:
-            return Solution(w, step, residual < tol, residual, trace)
+            return Solution(w, step, residual < tol, residual, trace, kept)
         shortened = not torch.equal(found[0], w + delta)
-        J, age = (found[3], 0) if len(found) > 3 else (_mended_by(J, w, gradient, found), age + 1)
+        if len(found) > 3:
+            J, age = found[3], 0
+        else:
+            J, age = mended(J, found[0] - w, gradient - found[2]), age + 1
         before, (w, value, gradient) = residual, found[:3]
         residual = relative(gradient, w)
         trace.append(value)
         logger.debug("direct step %d: bound %.6f, residual %.2e", step, value, residual)
         if (last and residual < tol) or stalled(trace):
-            return Solution(w, step, residual < tol, residual, trace)
+            return Solution(w, step, residual < tol, residual, trace, kept)
         if age and (shortened or age > patience) and steps_left(before, residual, tol) > worth:
-            J, age = _curvature(problem, w), 0
-    return Solution(w, max_iter, residual < tol, residual, trace)
+            J, age, real = _curvature(problem, w), 0, True
+    return Solution(w, max_iter, residual < tol, residual, trace, kept)
 
 
 def _from_R(problem: Problem) -> Float[Tensor, "M M"]:
@@ -352,20 +360,20 @@ def _curvature(problem: Problem, w: Float[Tensor, " M"]) -> Float[Tensor, "M M"]
     return J
 
 
-def _mended_by(J: Tensor, w: Tensor, gradient: Tensor, found: tuple) -> Tensor:
-    return mended(J, found[0] - w, gradient - found[2])
-
-
 def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
     """Where the solver starts: at zero, or at the optimum of some pieces where there are many.
 
     Most steps lead from zero to near the optimum; a sample shows the way as well as all pieces.
     """
-    some = problem.chunks[::EVERY]
-    if len(some) < FEWEST:
-        return torch.zeros_like(problem.R[0])
-    sample = replace(problem, chunks=some, share=problem.share * len(some) / len(problem.chunks))
-    return maximise(sample, max_iter, NEAR, torch.zeros_like(problem.R[0])).w
+    zero = torch.zeros_like(problem.R[0])
+    sample = sampled(problem, EVERY)
+    return zero if len(sample.chunks) < FEWEST else maximise(sample, max_iter, NEAR, zero).w
+
+
+def sampled(problem: Problem, every: int) -> Problem:
+    """Some of the pieces."""
+    some = problem.chunks[::every]
+    return replace(problem, chunks=some, share=problem.share * len(some) / len(problem.chunks))
 
 
 def collapsed_bound(
@@ -429,11 +437,6 @@ def without_each_bag(
 
 
 # --- Shared -----------------------------------------------------------------------------------
-
-
-def relative(F: Tensor, scale: Tensor) -> float:
-    """|F| / |scale|."""
-    return float(F.norm() / scale.norm().clamp(min=torch.finfo(torch.float64).tiny))
 
 
 def said(found: Solution, tol: float) -> Solution:

@@ -54,3 +54,8 @@ def steps_left(before: float, residual: float, tol: float) -> float:
     if not residual < before < math.inf:
         return math.inf
     return math.log(tol / residual) / math.log(residual / before)
+
+
+def relative(F: Tensor, scale: Tensor) -> float:
+    """|F| / |scale|."""
+    return float(F.norm() / scale.norm().clamp(min=torch.finfo(torch.float64).tiny))

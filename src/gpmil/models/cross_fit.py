@@ -93,7 +93,7 @@ class CrossFit:
         for k in range(n_folds):
             logger.info("cross-fitting: model %d of %d", k + 1, n_folds)
             models.append(model.with_settings_fixed())
-            models[k].learns_range = False  # what is novel is asked of the model itself
+            models[k].learns_range = False  # novelty and intervals are asked of the model itself
             models[k].fit(bags[fold != k], y[fold != k])
             found = models[k].predict_all(bags[fold == k])
             odds[fold == k] = log_odds(found.log_proba_negative).round(DIGITS)

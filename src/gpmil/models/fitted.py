@@ -9,14 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from scipy.special import expit, logit, ndtr, ndtri
+from scipy.special import ndtr
 from sklearn.utils.validation import check_is_fitted
 
 from gpmil.coupling.operator import Dense, dense_parts, parts, sparse_precision
 from gpmil.data.bags import Bags
 from gpmil.decide import calibration
 from gpmil.decide.refer import ReferRule
-from gpmil.inference import leave_out
 from gpmil.models import with_context
 from gpmil.models.base import (
     InstancePredictions,
@@ -26,31 +25,27 @@ from gpmil.models.base import (
     resolve_device,
 )
 from gpmil.models.beside import Beside
-from gpmil.models.checks import count, number, require_numbers, share
+from gpmil.models.checks import number, require_numbers, share
 from gpmil.models.cross_fit import Marks
-from gpmil.models.odds_quantiles import dense_ends, ends_from_centre, ends_from_tails
 from gpmil.models.saved_checks import Array, or_none, strength, trials
 from gpmil.models.with_context import SlideEvidence
 from gpmil.models.with_novelty import UNKNOWN
 from gpmil.models.with_threshold import DecidingGP
 from gpmil.moments import orthant
-from gpmil.moments.orthant import Expansion
-from gpmil.moments.orthant_large import LargeSlide, log_orthant_large
+from gpmil.moments.orthant_large import log_orthant_large
 from gpmil.process.sparse_gp import Predictor, SparseGP, joint, marginal
 
 logger = logging.getLogger("gpmil")
 CPU = torch.device("cpu")
 LARGE = 1500  # instances per bag above which dense matrices cost more than sparse ones on a CPU
-WITHIN = (np.finfo(float).tiny, np.nextafter(1.0, 0.0))  # probabilities whose log odds are finite
-HUGE = 5000  # instances per bag above which an interval is expanded once, not at both of its ends
 
 
-def _too_large(bags: Bags, device: torch.device) -> Bool[np.ndarray, " B"]:
+def too_large(bags: Bags, device: torch.device) -> Bool[np.ndarray, " B"]:
     """Bags whose dense matrices cost more than sparse ones."""
     return (bags.sizes > LARGE) & (device.type == "cpu")
 
 
-def _residual(
+def residual(
     gp: SparseGP, x: Float[torch.Tensor, "n d"], W: Float[torch.Tensor, "n M"]
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Float[torch.Tensor, " n"]]:
     """K - W W' in one bag: some of its rows when asked for, and its diagonal."""
@@ -195,7 +190,8 @@ class FittedGP(DecidingGP):
         interval = np.full((len(bags), 2), np.nan)
         if below is not None:
             most = np.inf if interval_size is None else interval_size
-            interval = self._interval(bags, bags.sizes <= most, below, device)
+            point = log_odds(self._calibrate(log_p))
+            interval = self._interval(bags, bags.sizes <= most, below, device, point)
         instances = self._marked(self._of_instances(bags, mean, std, beside), marks)
         found = self._predictions(log_p, error, instances, interval)
         if self.cross_fit_ is not None:
@@ -227,74 +223,12 @@ class FittedGP(DecidingGP):
         groups = known.groups if grouped else None
         return ReferRule.fit(known.probability(), known.labels, alpha, delta, groups)
 
-    def predict_interval(
-        self, bags, *, level: float = 0.9, n_draws: int | None = None, base_rate: bool = True
-    ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
-        """Where P(y = 1) lies with probability `level`, of all that more bags could still change.
-
-        That is the process, u drawn from q(u), and the level of all log odds, which settings and
-        calibration have from a few bags; `base_rate=False` leaves the level as it is: the interval
-        of P(y = 1 | u). Intervals at .9 hold the truth in half to two thirds of drawn bags (proof).
-
-        Both ends come from the log odds expanded to second order at u that are likely there: no
-        draws, a few times the cost of the prediction. On a CPU bags of more than 5,000 instances
-        are expanded once, at the mean of q(u). `n_draws` draws u in place of that, slowly.
-        """
-        bags = self._check_predictable(bags)
-        below, _ = calibration.tails(level)
-        device = resolve_device(self.device)
-        if n_draws is not None:
-            count("n_draws", n_draws, least=2)
-            draws = self._draws(bags, int(n_draws), device)
-            drawn = np.clip(np.stack(calibration.interval(draws, level), axis=1), *WITHIN)
-            ends = logit(drawn)
-        else:
-            ends = self._ends(bags, np.ones(len(bags), dtype=bool), below, device)
-        low, high = self._probable(ends, below if base_rate else None).T
-        return low, high
-
-    def _probable(
-        self, ends: Float[np.ndarray, "B 2"], below: float | None
-    ) -> Float[np.ndarray, "B 2"]:
-        """From log odds given u; wider by what is not known of their level, unless it is."""
-        half = 0.0 if below is None else -ndtri(below) * self._level_deviation()
-        return expit(calibration.widened(ends, half))
-
     def _interval(
-        self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
-    ) -> Float[np.ndarray, "B 2"]:
-        """The ends of `predict_interval`; nan for others."""
-        return self._probable(self._ends(bags, wanted, below, device), below)
-
-    def _ends(
-        self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
-    ) -> Float[np.ndarray, "B 2"]:
-        """Log odds, calibrated, that are below, and above, given u, with this probability.
-
-        Voices rise and fall together: an end of the average is the average of their ends.
-        """
-        ends = np.full((len(bags), 2), np.nan)
-        found = [voice._own_ends(bags, wanted, below, device)[wanted] for voice in self._voices()]
-        # log P(all negative) = -log(1 + exp(log odds))
-        log_p = self._calibrate(pooled([-np.logaddexp(0, own).ravel() for own in found]))
-        ends[wanted] = log_odds(log_p).reshape(-1, 2)
-        return ends
-
-    def _own_ends(
-        self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
-    ) -> Float[np.ndarray, "B 2"]:
-        """The same by this model alone, not calibrated."""
-        large = _too_large(bags, device)
-        ends = np.full((len(bags), 2), np.nan)
-        with torch.no_grad():
-            predictor, q = self._predictor(device), self._posterior(device)
-            strength = self._predict_strength(bags)
-            for part, x in self._dense(bags, wanted & ~large, strength, device):
-                bag = leave_out.padded_bag(predictor.gp, part, x, part.mask[:, 0])
-                ends[part.bags] = np.stack(dense_ends(bag, q, self.mean_, below), 1)
-            for b in np.flatnonzero(wanted & large):
-                ends[b] = self._large_ends(bags[int(b)], predictor, strength, below)
-        return ends
+        self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device,
+        point: Float[np.ndarray, " B"],
+    ) -> Float[np.ndarray, "B 2"]:  # fmt: skip
+        """The ends of `predict_interval` about these log odds; nan for others."""
+        raise NotImplementedError
 
     def _dense(
         self, bags: Bags, which: Bool[np.ndarray, " B"], strength: float, device: torch.device
@@ -303,65 +237,6 @@ class FittedGP(DecidingGP):
         numbers = np.flatnonzero(which)
         for part in dense_parts(bags.adjacency, bags.offsets, numbers, strength, device):
             yield part, self._inputs(bags.features[part.rows.cpu().numpy()], device)
-
-    def _large_ends(
-        self, bag: Bags, predictor: Predictor, strength: float, below: float
-    ) -> tuple[float, float]:
-        """The same for one bag too large for dense matrices on the CPU."""
-        (part,) = parts(bag.adjacency, bag.offsets, strength)
-        x, gp = self._inputs(bag.features, CPU), predictor.gp
-        W = gp.whiten_bags(x)
-        PG = self._posterior(CPU).shrink(W).mT
-        mean, variance = torch.empty(len(x)).double(), torch.empty(len(x)).double()
-        G, rows = torch.empty_like(PG), part.rows
-        mean[rows], variance[rows] = marginal(predictor, part, x[rows])
-        G[rows] = part.apply(PG[rows])
-        # diag S0 = diag(S - G G') >= diag Sigma + tau^2
-        least = part.diagonal() + gp.effect**2
-        variance[rows] = (variance - G.square().sum(1))[rows].maximum(least)
-        slide = LargeSlide(
-            sparse_precision(bag.adjacency, strength),
-            W.new_zeros(len(x), 0),
-            *_residual(gp, x, W),
-            effect=gp.effect,
-        )
-
-        def expand(at: torch.Tensor) -> Expansion:
-            return slide.expand(mean + G @ at[0], variance, PG)
-
-        if len(x) > HUGE:
-            low, high = ends_from_centre(expand(PG.new_zeros(1, PG.shape[1])), below)
-        else:
-            low, high = ends_from_tails(expand, slide.slope(mean, variance, G)[None], below)
-        return float(low[0]), float(high[0])
-
-    def _draws(self, bags: Bags, n_draws: int, device: torch.device) -> np.ndarray:
-        """P(y = 1 | u) of every bag for draws of u."""
-        log_p = pooled([voice._own_draws(bags, n_draws, device) for voice in self._voices()])
-        return -np.expm1(self._calibrate(log_p.ravel()).reshape(log_p.shape))
-
-    def _own_draws(
-        self, bags: Bags, n_draws: int, device: torch.device
-    ) -> Float[np.ndarray, "s B"]:
-        """log P(all negative | u) by this model alone, not calibrated."""
-        log_p = np.empty((n_draws, len(bags)))
-        with torch.no_grad():
-            gp, q = self._gp(device), self._posterior(device)
-            noise = np.random.default_rng(0).standard_normal((len(q.w), n_draws))
-            # w ~ N(w, R^-1)
-            w = q.w[:, None] + torch.linalg.solve_triangular(
-                q.chol_R.mT, torch.from_numpy(noise).to(device), upper=True
-            )
-            every, strength = np.ones(len(bags), dtype=bool), self._predict_strength(bags)
-            for part, x in self._dense(bags, every, strength, device):
-                bag = leave_out.padded_bag(gp, part, x, part.mask[:, 0])
-                # m | u ~ N(Sigma (c + W w), Sigma + Sigma (K - W W') Sigma)
-                S = bag.sigma + bag.sigma @ bag.K @ bag.sigma - bag.H @ bag.H.mT
-                S, mu = (S + S.mT) / 2, self.mean_ + bag.H @ w
-                for s in range(n_draws):
-                    found = orthant.log_orthant(mu[..., s], S, bag.mask, effect=gp.effect)
-                    log_p[s, part.bags] = found.log_p.cpu().numpy()
-        return log_p
 
     def _voices(self) -> list["FittedGP"]:
         """Models whose probabilities of a slide are averaged: this one, where it keeps no other."""
@@ -388,7 +263,7 @@ class FittedGP(DecidingGP):
         strength = self._predict_strength(bags)
         log_p, error = np.empty(len(bags)), np.empty(len(bags))
         mean, std = np.empty(bags.n_instances), np.empty(bags.n_instances)
-        large = _too_large(bags, device)
+        large = too_large(bags, device)
         with torch.no_grad():
             predictor = predictor or (beside and beside.predictor) or self._predictor(device)
             for part, x in self._dense(bags, ~large, strength, device):
@@ -435,7 +310,7 @@ class FittedGP(DecidingGP):
         gp, q = predictor.gp, self._posterior(CPU)
         W = gp.whiten_bags(x)
         precision = sparse_precision(bag.adjacency, strength)
-        F, rest = q.shrink(W).mT, _residual(gp, x, W)
+        F, rest = q.shrink(W).mT, residual(gp, x, W)
         result = log_orthant_large(mean, variance, precision, F, *rest, effect=gp.effect)
         std = variance.sqrt().numpy()
         return float(result.log_p[0]), float(result.error[0]), mean.numpy(), std

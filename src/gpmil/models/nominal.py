@@ -53,7 +53,7 @@ class TypedGP(SeveralGP):
         del settings["classes"]
         settings |= {"inducing": self.inducing_points_, "verbose": False}
         made = VGPMILPRI(**settings)
-        made.learns_range = False  # what is novel is asked of the model itself
+        made.learns_range = False  # novelty and intervals are asked of the model itself
         return made
 
     def with_settings_fixed(self) -> VGPMILPRI:

@@ -1,7 +1,7 @@
-"""Quantiles of a slide's log odds, of all that q(u) leaves open: no draws.
+"""Quantiles of a slide's log odds where w is normal: no draws.
 
-With w = E[w] + chol(R)^-T x, x ~ N(0, I), the slide given w is m ~ N(mu + G x, S0),
-G = H chol(R)^-T, S0 = Sigma + Sigma (K - W W') Sigma. The log odds Y(x) are expanded to second
+With w = E[w] + chol(J)^-T x, x ~ N(0, I), the slide given w is m ~ N(mu + G x, S0),
+G = H chol(J)^-T, S0 = Sigma + Sigma (K - W W') Sigma. The log odds Y(x) are expanded to second
 order; a quadratic form in normals has known quantiles. The centre x = 0 is far from where a
 quantile is decided: as in structural reliability (second-order methods), the expansion is made
 at the likeliest x with a linear Y at that quantile, z along the slope.

@@ -40,6 +40,7 @@ logger = logging.getLogger("gpmil")
 Model = TypeVar("Model", bound="TeachableGP")
 WORDS = ("ignore", "use")
 UNTAUGHT = ("untaught_mean_", "untaught_precision_", "untaught_level_")
+UNTAUGHT_WIDE = ("untaught_interval_mean_", "untaught_interval_precision_")
 MANY_COUPLED, MOST_COUPLED = 1000, 5000  # patches: .07 s each were seen, on one core
 MOST_POINTS = 500  # labelled patches that become inducing points
 
@@ -68,6 +69,8 @@ class TeachableGP(PointsOnLesions):
         "untaught_mean_": Array(("U",), "finite", optional=True),
         "untaught_precision_": Array(("U", "U"), "precision", optional=True),
         "untaught_level_": Array((1,), "finite", optional=True),
+        "untaught_interval_mean_": Array(("U",), "finite", optional=True),
+        "untaught_interval_precision_": Array(("U", "U"), "precision", optional=True),
     }
     NUMBERS = PointsOnLesions.NUMBERS | {"inducing_from_labels_": partial(count, least=0)}
     LATER: ClassVar[dict[str, dict[str, Any]]] = PointsOnLesions.LATER | {
@@ -80,6 +83,9 @@ class TeachableGP(PointsOnLesions):
     untaught_mean_: Float[np.ndarray, " U"] | None = None
     untaught_precision_: Float[np.ndarray, "U U"] | None = None
     untaught_level_: Float[np.ndarray, " 1"] | None = None
+    # the same for intervals; None also in models of earlier versions
+    untaught_interval_mean_: Float[np.ndarray, " U"] | None = None
+    untaught_interval_precision_: Float[np.ndarray, "U U"] | None = None
     instance_labels: Any
     _lesson: Lesson = Lesson()  # of the last update, neither saved nor copied
 
@@ -160,6 +166,9 @@ class TeachableGP(PointsOnLesions):
         there = [getattr(self, name) is not None for name in UNTAUGHT]
         if any(there) and not (all(there) and self._is_taught()):
             raise Damaged(f"{FILE}: {UNTAUGHT[0]}: expected with a taught model, and the others")
+        wide = [getattr(self, name) is not None for name in UNTAUGHT_WIDE]
+        if any(wide) and not all(wide + there):
+            raise Damaged(f"{FILE}: {UNTAUGHT_WIDE[0]}: expected with {UNTAUGHT[0]}, both or none")
         wanted = len(self.whitened_mean_) - self.inducing_from_labels_
         if self.untaught_mean_ is not None and len(self.untaught_mean_) != wanted:
             raise Damaged(
@@ -176,6 +185,8 @@ class TeachableGP(PointsOnLesions):
         assert self.untaught_level_ is not None and self.untaught_precision_ is not None
         plain = self._at_other_points()
         plain.whitened_mean_, plain.whitened_precision_ = known, self.untaught_precision_
+        plain.interval_mean_ = self.untaught_interval_mean_
+        plain.interval_precision_ = self.untaught_interval_precision_
         plain.slide_context_level_ = float(self.untaught_level_[0])
         return [self, plain]
 
@@ -186,16 +197,18 @@ class TeachableGP(PointsOnLesions):
         first = last - self.inducing_from_labels_
         plain.inducing_points_ = np.concatenate([points[:first], points[last:]])
         plain.instance_labels, plain.inducing_from_labels_ = "ignore", 0
-        plain.__dict__.update(dict.fromkeys(UNTAUGHT))
+        plain.__dict__.update(dict.fromkeys(UNTAUGHT + UNTAUGHT_WIDE))
         return plain
 
     def _keep_untaught(self, of: "TeachableGP") -> None:
         self.untaught_mean_, self.untaught_precision_ = of.whitened_mean_, of.whitened_precision_
+        self.untaught_interval_mean_ = of.interval_mean_
+        self.untaught_interval_precision_ = of.interval_precision_
         self.untaught_level_ = np.array([of.slide_context_level_])
 
     def _fit_untaught(self, cohort: TrainingCohort, device: torch.device) -> None:
         """The same fit without labels, after that with them; where there are none, it is that."""
-        self.__dict__.update(dict.fromkeys(UNTAUGHT))
+        self.__dict__.update(dict.fromkeys(UNTAUGHT + UNTAUGHT_WIDE))
         if not self._is_taught():
             return
         plain = self._at_other_points()

@@ -198,6 +198,7 @@ class VGPMILPR(TeachableGP):
         _warn_unsettled(problem)
         q = Posterior.build(solution.w, problem.R)
         self._keep(gp, q)
+        self._keep_wide(problem, solution)
         self.n_iter_, self.converged_, self.residual_, trace = solution[1:5]
         self.elbo_trace_ = np.array(trace) + problem.constant
         return q

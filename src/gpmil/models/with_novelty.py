@@ -46,7 +46,7 @@ class NovelGP(SavedGP):
         "novelty_count_": Array((1,), "positive", optional=True),
     }
     learns_range = True
-    """Whether fit keeps what novelty is measured by; set it before. It is not saved."""
+    """Whether fit keeps what novelty and intervals are made of; set it before. It is not saved."""
 
     novelty_precision_: np.ndarray | None  # None: novelty is not known, as are those below
     novelty_mean_: np.ndarray | None

@@ -11,7 +11,8 @@ from gpmil.coupling.operator import parts, sparse_precision
 from gpmil.data.bags import Bags
 from gpmil.inference import leave_out
 from gpmil.models.base import both_classes, log_odds, pooled, resolve_device
-from gpmil.models.fitted import LARGE, FittedGP
+from gpmil.models.fitted import LARGE
+from gpmil.models.with_intervals import IntervalGP
 from gpmil.moments import orthant, orthant_joint
 from gpmil.moments.orthant import Expansion
 from gpmil.moments.orthant_large import LargeSlide
@@ -40,7 +41,7 @@ class PatientPredictions:
         return pd.DataFrame(columns | {"log_odds": self.log_odds, "label": self.labels})
 
 
-class PatientGP(FittedGP):
+class PatientGP(IntervalGP):
     """A Gaussian-process model that knows what slides of a patient have in common."""
 
     def _voices(self) -> list["PatientGP"]:

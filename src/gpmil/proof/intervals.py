@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.stats import norm
 
+from gpmil.data.bags import Bags
 from gpmil.decide import intervals
 from gpmil.models import VGPMILPRI
 from gpmil.proof.from_the_model import Prior, Truth, cohort
@@ -41,6 +42,21 @@ SLIDES = (
 
 def slides_cohort(case: SlideIntervals, seed: int) -> dict[str, Any]:
     """The share of fresh slides whose true probability lies in its interval, and the widths."""
+    model, fresh, p = fitted_cohort(case, seed)
+    low, high = model.predict_interval(fresh, level=LEVEL)
+    alone = model.predict_interval(fresh, level=LEVEL, base_rate=False)
+    return {
+        "held": ((low <= p) & (p <= high)).mean(),
+        "held, process alone": ((alone[0] <= p) & (p <= alone[1])).mean(),
+        "width": (high - low).mean(),
+        "width, process alone": (alone[1] - alone[0]).mean(),
+    }
+
+
+def fitted_cohort(
+    case: SlideIntervals, seed: int
+) -> tuple[VGPMILPRI, Bags, Float[np.ndarray, " B"]]:
+    """A model, slides that it has not seen, and their true probabilities."""
     prior = case.prior
     truth = cohort(prior, case.n_bags + case.n_fresh, (seed, 16, round(100 * prior.effect)))
     model = VGPMILPRI(
@@ -57,14 +73,7 @@ def slides_cohort(case: SlideIntervals, seed: int) -> dict[str, Any]:
     fresh = np.arange(case.n_bags, case.n_bags + case.n_fresh)
     rng = np.random.default_rng((seed, 17))
     p = np.array([true_probability(truth, prior, b, rng) for b in fresh.tolist()])
-    low, high = model.predict_interval(truth.bags[fresh], level=LEVEL)
-    alone = model.predict_interval(truth.bags[fresh], level=LEVEL, base_rate=False)
-    return {
-        "held": ((low <= p) & (p <= high)).mean(),
-        "held, process alone": ((alone[0] <= p) & (p <= alone[1])).mean(),
-        "width": (high - low).mean(),
-        "width, process alone": (alone[1] - alone[0]).mean(),
-    }
+    return model, truth.bags[fresh], p
 
 
 def true_probability(truth: Truth, prior: Prior, bag: int, rng: np.random.Generator) -> float:
