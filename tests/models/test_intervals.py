@@ -39,11 +39,12 @@ def test_ends_are_quantiles_of_many_draws(coupling, wide, new_slides):
     low, high = model.predict_interval(new_slides[:3], level=0.9, base_rate=False)
     for b in range(3):
         draws = interval_twin.drawn(model, new_slides[b])
+        ends, wanted = np.array([low[b], high[b]]), np.array([0.05, 0.95])
+        q = np.quantile(draws, wanted)
         # 2,000 draws have an error of 0.005, 64 of them 0.027
-        assert (draws < low[b]).mean() == pytest.approx(0.05, abs=0.03)
-        assert (draws < high[b]).mean() == pytest.approx(0.95, abs=0.03)
-        q = np.quantile(draws, [0.05, 0.95])
-        assert np.abs(np.array([low[b], high[b]]) - q).max() < 0.15 * (q[1] - q[0])
+        off = np.abs((draws[:, None] < ends).mean(0) - wanted)
+        assert ((off < 0.02) | (np.abs(ends - q) < 0.01)).all()
+        assert np.abs(ends - q).max() < 0.15 * (q[1] - q[0])
 
 
 @pytest.mark.parametrize("effect", [0.7, 3.0])

@@ -331,10 +331,8 @@ def _climbed(
         if found is None:
             return Solution(w, step, residual < tol, residual, trace, kept)
         shortened = not torch.equal(found[0], w + delta)
-        if len(found) > 3:
-            J, age = found[3], 0
-        else:
-            J, age = mended(J, found[0] - w, gradient - found[2]), age + 1
+        J, age = mended(J, found[0] - w, gradient - found[2]), age + 1
+        J, age = (found[3], 0) if len(found) > 3 else (J, age)
         before, (w, value, gradient) = residual, found[:3]
         residual = relative(gradient, w)
         trace.append(value)
@@ -361,10 +359,8 @@ def _curvature(problem: Problem, w: Float[Tensor, " M"]) -> Float[Tensor, "M M"]
 
 
 def _from_a_sample(problem: Problem, max_iter: int) -> Float[Tensor, " M"]:
-    """Where the solver starts: at zero, or at the optimum of some pieces where there are many.
-
-    Most steps lead from zero to near the optimum; a sample shows the way as well as all pieces.
-    """
+    """Where the solver starts: at zero, or at the optimum of some pieces where there are many."""
+    # most steps lead from zero to near the optimum; a sample shows the way as well as all pieces
     zero = torch.zeros_like(problem.R[0])
     sample = sampled(problem, EVERY)
     return zero if len(sample.chunks) < FEWEST else maximise(sample, max_iter, NEAR, zero).w

@@ -190,8 +190,8 @@ class FittedGP(DecidingGP):
         interval = np.full((len(bags), 2), np.nan)
         if below is not None:
             most = np.inf if interval_size is None else interval_size
-            point = log_odds(self._calibrate(log_p))
-            interval = self._interval(bags, bags.sizes <= most, below, device, point)
+            known = self._calibrate(log_p)
+            interval = self._interval(bags, bags.sizes <= most, below, device, known)
         instances = self._marked(self._of_instances(bags, mean, std, beside), marks)
         found = self._predictions(log_p, error, instances, interval)
         if self.cross_fit_ is not None:
@@ -225,9 +225,9 @@ class FittedGP(DecidingGP):
 
     def _interval(
         self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device,
-        point: Float[np.ndarray, " B"],
+        log_p: Float[np.ndarray, " B"],
     ) -> Float[np.ndarray, "B 2"]:  # fmt: skip
-        """The ends of `predict_interval` about these log odds; nan for others."""
+        """The ends of `predict_interval` about these predictions; nan for others."""
         raise NotImplementedError
 
     def _dense(

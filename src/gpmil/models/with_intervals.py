@@ -16,7 +16,7 @@ from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.inference import leave_out
 from gpmil.inference.laplace import laplace
 from gpmil.inference.solvers import Problem, Solution
-from gpmil.models.base import log_odds, pooled, resolve_device
+from gpmil.models.base import both_classes, log_odds, pooled, resolve_device
 from gpmil.models.checks import count
 from gpmil.models.fitted import CPU, FittedGP, residual, too_large
 from gpmil.models.odds_quantiles import dense_ends, ends_from_centre, ends_from_tails
@@ -104,22 +104,24 @@ class IntervalGP(FittedGP):
             ends = logit(drawn)
         else:
             ends = self._ends(bags, np.ones(len(bags), dtype=bool), below, device)
-        point = log_odds(self._calibrate(self._said(bags, device)[0]))
-        low, high = self._probable(ends, point, below if base_rate else None).T
+        log_p = self._calibrate(self._said(bags, device)[0])
+        low, high = self._probable(ends, log_p, below if base_rate else None).T
         return low, high
 
     def _probable(
-        self, ends: Float[np.ndarray, "B 2"], point: Float[np.ndarray, " B"], below: float | None
+        self, ends: Float[np.ndarray, "B 2"], log_p: Float[np.ndarray, " B"], below: float | None
     ) -> Float[np.ndarray, "B 2"]:
         """From log odds given u; wider by what is not known of their level, unless it is."""
         half = 0.0 if below is None else -ndtri(below) * self._level_deviation()
-        return expit(calibration.widened(ends, point, half))
+        low, high = expit(calibration.widened(ends, log_odds(log_p), half)).T
+        p = both_classes(log_p)[:, 1]  # within to the last digit
+        return np.stack([np.minimum(low, p), np.maximum(high, p)], axis=1)
 
     def _interval(
         self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device,
-        point: Float[np.ndarray, " B"],
+        log_p: Float[np.ndarray, " B"],
     ) -> Float[np.ndarray, "B 2"]:  # fmt: skip
-        return self._probable(self._ends(bags, wanted, below, device), point, below)
+        return self._probable(self._ends(bags, wanted, below, device), log_p, below)
 
     def _ends(
         self, bags: Bags, wanted: Bool[np.ndarray, " B"], below: float, device: torch.device
