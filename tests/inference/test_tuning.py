@@ -501,6 +501,17 @@ def test_from_z_to_settings_and_back(start, root):
     assert np.allclose(space.z(back), space.z(start), rtol=1e-9, atol=1e-12)
 
 
+PLACED = Settings(30.0, 20.0, -3.0, 0.7, 0.9, 5.0, 12.0)
+
+
+@pytest.mark.parametrize("fixed", [{}, {"coupling": 0.0}, {"slide_context_lengthscale": 7.0}])
+def test_the_place_of_settings_with_an_effect_and_a_context(fixed):
+    """A climb that goes on from the end of another begins there, the context's length included."""
+    space = Space(fixed, 8.0, with_effect=True, with_context=True)
+    found = Settings(*space.settings(torch.from_numpy(space.place(PLACED))).tolist())
+    assert np.allclose(found, PLACED._replace(**fixed), rtol=1e-12)
+
+
 FIXED = [
     {"variance": 5.0},
     {"mean": -2.2},

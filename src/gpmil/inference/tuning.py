@@ -147,9 +147,9 @@ class Space:
 
     def place(self, settings: Settings) -> Float[np.ndarray, " k"]:
         """z of some settings."""
-        root = math.sqrt(1 + settings.variance)
-        length, level = settings.lengthscale / self.root_dim, settings.mean / root
-        return self.z(tuple(settings._replace(lengthscale=length, mean=level)))
+        lengths = {n: getattr(settings, n) / self.root_dim for n in NAMES if "length" in n}
+        level = settings.mean / math.sqrt(1 + settings.variance)
+        return self.z(tuple(settings._replace(**lengths, mean=level)))
 
     def without(self, name: str) -> "Space":
         """The same with a setting fixed at 0."""
