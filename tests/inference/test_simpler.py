@@ -11,7 +11,7 @@ from synthetic import pri, some_inducing
 from gpmil import Bags
 from gpmil.inference import objective, simpler, tuning
 from gpmil.inference.at_settings import Settings
-from gpmil.inference.folded_cohort import Cohort
+from gpmil.inference.folded_cohort import Cohort, SlidesInContext
 from gpmil.inference.tuning import Search, Space, Trial
 from gpmil.models import learning
 
@@ -24,12 +24,13 @@ def bags():
     return standard_cohort(seed=5, n_bags=10, sizes=(4, 6))
 
 
-def search_of(bags, groups=None):
+def search_of(bags, groups=None, context=None):
     """A search that has ended at BEST."""
     x, Z = torch.from_numpy(bags.features.astype(float)), torch.zeros(3, 4).double()
     fold = np.arange(10) % 2
     made = Cohort(
-        x, Z, bags.adjacency, bags.offsets, bags.labels == 1, "rbf", fold, groups=groups
+        x, Z, bags.adjacency, bags.offsets, bags.labels == 1, "rbf", fold, groups=groups,
+        context=context,
     )  # fmt: skip
     return Search(made, Space({}, 2.0, with_effect=True), 0, [Trial("rbf", BEST, -0.4, -0.4)])
 
@@ -75,11 +76,11 @@ def test_an_effect_is_added_at_the_end_of_a_search_without(bags, bowl):
 STEPS = np.array([0.2, 0.1, 0.3, -0.1, 0.0, -0.2, 0.1, 0.2, 0.0, 0.1])  # mean .07, error .0473
 
 
-def ends(bags, name, gain, groups=None):
+def ends(bags, name, gain, groups=None, context=None):
     """A search with a setting by which bags gain so much, and one without."""
-    best = search_of(bags, groups)
+    best = search_of(bags, groups, context)
     best.trace = [Trial("rbf", BEST, -0.4, -0.4, tuple(-0.5 + gain))]
-    rival = search_of(bags, groups)
+    rival = search_of(bags, groups, context)
     rival.trace = [Trial("rbf", BEST._replace(**{name: 0.0}), -0.4, -0.4, (-0.5,) * 10)]
     return best, rival
 
@@ -106,6 +107,13 @@ def test_what_is_kept_inside_the_standard_error(bags, name, gain, kept, caplog):
     assert judged(bags, name, gain) == kept
     assert ("0 is kept" if kept == 0 else "it is kept") in caplog.text
     assert f"a difference of {gain.mean():.4f} with a standard error of 0.0473" in caplog.text
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(STEPS, 0.6), (0.03 - STEPS, 0.0)])
+def test_a_context_leaves_no_bonus_to_the_coupling(bags, gain, kept):
+    slides = torch.from_numpy(np.random.default_rng(2).normal(size=(10, 4)))
+    pair = ends(bags, "coupling", gain, context=SlidesInContext(slides, slides[:3]))
+    assert simpler.needed("coupling", *pair).best.settings.coupling == kept
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from gpmil.distributed import WholeCohort
 from gpmil.inference import at_settings, folded_cohort, leave_out, objective, tuning
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import Settings
-from gpmil.inference.folded_cohort import Cohort
+from gpmil.inference.folded_cohort import Cohort, SlidesInContext
 from gpmil.inference.tuning import CENTRE, EFFECT_CENTRE, HIGHEST, LOWEST, STARTS, Space
 from gpmil.models import learning
 from gpmil.process import features, kernels
@@ -276,6 +276,22 @@ def test_a_pilot_has_both_classes_and_a_large_cohort_fewer_points(bags, Z, monke
     assert 2 <= len(whole.trace) <= 2 + tuning.MOST_LAST and whole.best.objective >= judged
 
 
+def test_a_pilot_with_a_context_has_more_bags_and_its_end_is_judged_where_it_is(monkeypatch):
+    bags = standard_cohort(seed=5, n_bags=30, sizes=(2, 4))
+    slides = torch.from_numpy(np.random.default_rng(8).normal(size=(len(bags), 4)))
+    every = cohort_of(bags, some_inducing(bags, 6))
+    every = replace(every, context=SlidesInContext(slides, slides[[0, 3, 7]]))
+    monkeypatch.setattr(tuning, "SMALL", 0)
+    monkeypatch.setattr(tuning, "PILOT_BAGS", 2)
+    monkeypatch.setattr(tuning, "PILOT_ROWS", 5)
+    monkeypatch.setattr(tuning, "CONTEXT_BAGS", 12)
+    small = tuning.pilot(every, 0)
+    assert tuning.pilot(replace(every, context=None), 0).n_bags < 12 <= small.n_bags < len(bags)
+    found = tuning.search(small, Space({}, 2.0, with_effect=True, with_context=True), 12)
+    whole = tuning.on_all(found, every)
+    assert whole.trace[0].settings == pytest.approx(found.best.settings)
+
+
 def test_the_last_value_of_a_budget_comes_without_its_gradient(bags, Z, monkeypatch):
     asked = []
     whole = objective.gradient
@@ -499,6 +515,17 @@ def test_from_z_to_settings_and_back(start, root):
         found.coupling,
     )
     assert np.allclose(space.z(back), space.z(start), rtol=1e-9, atol=1e-12)
+
+
+PLACED = Settings(30.0, 20.0, -3.0, 0.7, 0.9, 5.0, 12.0)
+
+
+@pytest.mark.parametrize("fixed", [{}, {"coupling": 0.0}, {"slide_context_lengthscale": 7.0}])
+def test_the_place_of_settings_with_an_effect_and_a_context(fixed):
+    """A climb that goes on from the end of another begins there, the context's length included."""
+    space = Space(fixed, 8.0, with_effect=True, with_context=True)
+    found = Settings(*space.settings(torch.from_numpy(space.place(PLACED))).tolist())
+    assert np.allclose(found, PLACED._replace(**fixed), rtol=1e-12)
 
 
 FIXED = [

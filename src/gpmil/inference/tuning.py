@@ -80,6 +80,7 @@ BEND = 0.05  # of the score, at most, per unit of z squared: before anything is 
 ENOUGH = 2e-4  # of the score, per number that is learned: a step that promises less is noise
 ON_A_PILOT = 5e-4  # the same where steps with all bags follow
 PILOT_ROWS, PILOT_BAGS = 4_000, 30  # instances of a pilot; bags at least, if there are as many
+CONTEXT_BAGS = 100  # the same where a slide context is learned: a bag says one thing of it
 POINTS = 100  # inducing points of a cohort that is not small
 SMALL = 2**19  # numbers in H up to which a cohort keeps its points, and is its own pilot
 LARGE = 2**21  # and up to which all points come back for the last steps
@@ -147,9 +148,9 @@ class Space:
 
     def place(self, settings: Settings) -> Float[np.ndarray, " k"]:
         """z of some settings."""
-        root = math.sqrt(1 + settings.variance)
-        length, level = settings.lengthscale / self.root_dim, settings.mean / root
-        return self.z(tuple(settings._replace(lengthscale=length, mean=level)))
+        lengths = {n: getattr(settings, n) / self.root_dim for n in NAMES if "length" in n}
+        level = settings.mean / math.sqrt(1 + settings.variance)
+        return self.z(tuple(settings._replace(**lengths, mean=level)))
 
     def without(self, name: str) -> "Space":
         """The same with a setting fixed at 0."""
@@ -350,7 +351,8 @@ def fewer_points(cohort: Cohort, seed: int) -> Cohort:
 def pilot(cohort: Cohort, seed: int) -> Cohort:
     """Some of the bags, of every fold and class their share; a small cohort is its own pilot."""
     N, M = cohort.offsets[-1], len(cohort.inducing)
-    share = min(1.0, max(PILOT_ROWS / N, PILOT_BAGS / cohort.n_bags))
+    least = PILOT_BAGS if cohort.context is None else CONTEXT_BAGS
+    share = min(1.0, max(PILOT_ROWS / N, least / cohort.n_bags))
     if N * M <= SMALL or share == 1:
         return cohort
     rng = np.random.default_rng(seed)
