@@ -26,7 +26,8 @@ FIXED: dict[str, Any] = {
     "random_state": 0,
 }
 SWEEPS = 200
-PARTS = ("features", "k-means", "settings", "Kzz", "prepare", "solve", "novelty")
+PARTS = ("features", "k-means", "settings", "Kzz", "prepare", "solve", "intervals", "novelty")
+BEYOND_THE_TWIN = ("intervals", "novelty")
 LEARNED: dict[str, Any] = {"random_state": 0}  # the model as it comes: everything is learned
 
 
@@ -79,6 +80,10 @@ class ByParts(VGPMILPRI):
     def _learn_range(self, *args: Any) -> None:
         with self._part("novelty"):
             super()._learn_range(*args)
+
+    def _keep_wide(self, *args: Any) -> None:
+        with self._part("intervals"):
+            super()._keep_wide(*args)
 
     def _left_out(self, *args: Any) -> Any:
         with self._part("leave out"):

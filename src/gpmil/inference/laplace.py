@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpmil.inference.solvers import Problem, collapsed_bound, rise, sampled
+from gpmil.inference.solvers import FEW_COLUMNS, Problem, collapsed_bound, rise, sampled
 from gpmil.inference.steps import mended
 from gpmil.process.sparse_gp import Posterior
 
@@ -34,7 +34,8 @@ def laplace(
     problem: Problem, w: Float[Tensor, " M"], curvature: Float[Tensor, "M M"] | None = None
 ) -> Posterior:
     """N(v, J^-1) about a fit w; `curvature` is the Hessian of -L there, where it is known."""
-    J = collapsed_bound(problem, w)[2] if curvature is None else curvature
+    w = w.cpu() if len(w) <= FEW_COLUMNS else w
+    J = collapsed_bound(problem, w)[2] if curvature is None else curvature.to(w.device)
     q = Posterior.build(w, at_least_one(J))
     return replace(q, w=mean(problem, q))
 
