@@ -298,7 +298,9 @@ def direct(
 def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None = None) -> Solution:
     """As `direct`, without its warning: for a sample, or a trial, that is only a place to start."""
     R = problem.R
-    worth = ON_A_GPU if R.is_cuda else (HESSIAN, PATIENCE)
+    # elsewhere the bound may have several maxima, and a GPU shall climb to that of a CPU
+    quick = R.is_cuda and all(isinstance(p, Chunk) and p.loop is not None for p in problem.chunks)
+    worth = ON_A_GPU if quick else (HESSIAN, PATIENCE)
     if R.is_cuda and len(R) <= FEW_COLUMNS:
         problem = replace(problem, R=R.cpu(), chol_R=problem.chol_R.cpu())
         start = None if start is None else start.cpu()
@@ -346,9 +348,8 @@ def _climbed(
 
 def _from_R(problem: Problem) -> Float[Tensor, "M M"]:
     """A guess at the Hessian of -L, I + H'D H: R = I + W'Sigma W is at hand, and D is below one."""
-    J = FROM_R * problem.share * problem.R
-    J.diagonal().add_((1 - FROM_R) * problem.share)
-    return J
+    eye = torch.eye(len(problem.R), dtype=torch.float64, device=problem.R.device)
+    return problem.share * (FROM_R * problem.R + (1 - FROM_R) * eye)
 
 
 def _curvature(problem: Problem, w: Float[Tensor, " M"]) -> Float[Tensor, "M M"]:
