@@ -25,7 +25,7 @@ from gpmil.inference.steps import mended
 from gpmil.process.sparse_gp import Posterior
 
 POINTS = 4  # x that an average is taken over, as many gradients
-STEPS = 2  # averages
+STEPS = 3  # averages
 FARTHEST = 3**0.5  # deviations between the mode of one hump and its mean
 PIECES = 4  # of a large cohort: so many, or up to twice as many, stand for all
 
