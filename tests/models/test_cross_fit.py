@@ -238,7 +238,7 @@ def test_within_bags_a_slide_does_not_depend_on_its_company(model, new):
 def test_marked_patches_are_mostly_lesions(model, new):
     truth = new.instance_labels == 1
     flagged = model.predict_instances(new, rate=0.1).flagged
-    assert truth[flagged].mean() > 0.75  # .80 to .97 over eight seeds
+    assert truth[flagged].mean() > 0.8
     assert flagged[truth].mean() > 0.4
     assert flagged.mean() < 0.3
 

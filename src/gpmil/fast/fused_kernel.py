@@ -290,26 +290,25 @@ def against(H, x, partial, n, M: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.c
 @triton.jit
 @no_type_check
 def spread(
-    distances, u, chosen, n, k, PLACES: tl.constexpr, DRAWS: tl.constexpr, ROUND: tl.constexpr
+    distances, u, chosen, n, k, PLACES: tl.constexpr, DRAWS: tl.constexpr
 ):  # fmt: skip
     """Greedy k-means++ by one program, from all squared distances; chosen[0] is given."""
     places = tl.arange(0, PLACES)
     inside = places < n
     first = tl.load(chosen)
     nearest = tl.load(distances + first * n + places, mask=inside, other=0.0)
-    for begin in range(1, k, ROUND):
+    for j in range(1, k):
         mass = tl.cumsum(nearest.to(tl.float64), axis=0)
         total = tl.max(mass, axis=0)
-        for j in range(begin, tl.minimum(begin + ROUND, k)):
-            least = tl.full([], float("inf"), tl.float32)
-            best = first
-            for draw in range(DRAWS):
-                below = mass < total * tl.load(u + (j - 1) * DRAWS + draw)
-                drawn = tl.minimum(tl.sum(below.to(tl.int64), axis=0), n - 1)
-                row = tl.load(distances + drawn * n + places, mask=inside, other=0.0)
-                after = tl.sum(tl.minimum(nearest, row), axis=0)
-                best = tl.where(after < least, drawn, best)
-                least = tl.minimum(after, least)
-            tl.store(chosen + j, best)
-            row = tl.load(distances + best * n + places, mask=inside, other=0.0)
-            nearest = tl.minimum(nearest, row)
+        least = tl.full([], float("inf"), tl.float32)
+        best = first
+        for draw in range(DRAWS):
+            below = mass < total * tl.load(u + (j - 1) * DRAWS + draw)
+            drawn = tl.minimum(tl.sum(below.to(tl.int64), axis=0), n - 1)
+            row = tl.load(distances + drawn * n + places, mask=inside, other=0.0)
+            after = tl.sum(tl.minimum(nearest, row), axis=0)
+            best = tl.where(after < least, drawn, best)
+            least = tl.minimum(after, least)
+        tl.store(chosen + j, best)
+        row = tl.load(distances + best * n + places, mask=inside, other=0.0)
+        nearest = tl.minimum(nearest, row)

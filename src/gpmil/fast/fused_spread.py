@@ -11,7 +11,7 @@ WARPS = 16
 
 
 def chosen(
-    x: Float[Tensor, "n d"], first: int, u: Float[Tensor, "k1 t"], together: int
+    x: Float[Tensor, "n d"], first: int, u: Float[Tensor, "k1 t"]
 ) -> Int[Tensor, " k"] | None:
     """The points that inducing.spread chooses; None: take the plain way."""
     n, (steps, draws) = len(x), u.shape
@@ -24,7 +24,7 @@ def chosen(
     distances = torch.addmm(square[:, None] + square, x, x.mT, alpha=-2).clamp_(min=0)
     found = torch.full((steps + 1,), first, device=x.device)
     fused_kernel.spread[(1,)](
-        distances, u.double(), found, n, steps + 1, fused_pass.power_of_two(n), draws, together,
+        distances, u.double(), found, n, steps + 1, fused_pass.power_of_two(n), draws,
         num_warps=WARPS,
     )  # fmt: skip
     return found

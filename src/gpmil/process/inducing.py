@@ -21,7 +21,6 @@ from gpmil.process.features import FeatureMap, Rows
 logger = logging.getLogger("gpmil")
 POINTS_PER_CENTRE = 256  # more change the inertia by less than one per cent
 SEED_POINTS = 32  # a centre, among which k-means++ chooses its seeds
-ROUND = 8  # seeds at a time: as good as one by one, in half of the time
 BLOCK = 2048  # points at a time
 MAX_STEPS = 100
 SETTLED = 2e-3  # relative gain of a step below which Lloyd stops: within 0.7 % of the end
@@ -137,38 +136,30 @@ def seed_points(n: int, k: int, seed: int) -> Int[np.ndarray, " m"]:
 
 
 def spread(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
-    """Greedy k-means++: of a few points drawn by squared distance, the one that helps most.
-
-    The points for ROUND seeds are drawn before the first of these is chosen: one product for all.
-    """
+    """Greedy k-means++: of a few points drawn by squared distance, the one that helps most."""
     random = np.random.default_rng([seed, 2])
     square, first = x.square().sum(1), int(random.integers(len(x)))
     draws = torch.from_numpy(random.random((k - 1, 2 + int(np.log(k))))).to(x)
-    found = fused_spread.chosen(x, first, draws, ROUND)
+    found = fused_spread.chosen(x, first, draws)
     if found is not None:
         return x[found]
-    chosen, ready = [torch.tensor([first], device=x.device)], products.ready(x)
-    nearest = _squared_distances(x, ready, square, chosen[0])[0]
-    for some in draws.split(ROUND):
+    chosen = [torch.tensor([first], device=x.device)]
+    nearest = _squared_distances(x, square, chosen[0])[0]
+    for u in draws:
         mass = nearest.cumsum(0)
-        drawn = torch.searchsorted(mass, mass[-1] * some).clamp_(max=len(x) - 1)
-        away = _squared_distances(x, ready, square, drawn.flatten()).unflatten(0, drawn.shape)
-        for points, distances in zip(drawn, away):
-            after = torch.minimum(nearest, distances)
-            best = after.sum(1).argmin()[None]
-            chosen.append(points[best])
-            nearest = after[best][0]
+        drawn = torch.searchsorted(mass, mass[-1] * u).clamp_(max=len(x) - 1)
+        after = torch.minimum(nearest, _squared_distances(x, square, drawn))
+        best = after.sum(1).argmin()[None]
+        chosen.append(drawn[best])
+        nearest = after[best][0]
     return x[torch.cat(chosen)]
 
 
 def _squared_distances(
-    x: Float[Tensor, "n d"],
-    ready: Float[Tensor, "n d"],
-    square: Float[Tensor, " n"],
-    to: Int[Tensor, " t"],
+    x: Float[Tensor, "n d"], square: Float[Tensor, " n"], to: Int[Tensor, " t"]
 ) -> Float[Tensor, "t n"]:
     """|x - z|^2 = |x|^2 - 2 x'z + |z|^2."""
-    found = products.affine(-2 * x[to], ready, square)
+    found = torch.addmm(square, x[to], x.mT, alpha=-2)
     return found.add_(square[to][:, None]).clamp_(min=0)
 
 
