@@ -214,5 +214,5 @@ def picture(result: Result) -> Figure:
             axis.set_minor_locator(NullLocator())
         ax.grid(color=plots.GRID, linewidth=0.6)
         plots.style(ax, name, "seconds")
-        ax.legend(frameon=False, fontsize=plots.FONT - 1, labelcolor=plots.INK)
+        ax.legend(frameon=True, edgecolor="none", fontsize=plots.FONT - 1, labelcolor=plots.INK)
     return figure
