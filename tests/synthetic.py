@@ -1,9 +1,13 @@
 """Small cohorts for tests: irregular slides on a lattice with known labels."""
 
 import numpy as np
+import torch
 
 from gpmil.data.bags import Bags
+from gpmil.inference import solvers as inference
 from gpmil.models import VGPMILPR, VGPMILPRI
+
+CPU = torch.device("cpu")
 
 # Settings that are not learned, for tests of what does not depend on them.
 GIVEN = {"variance": 1.0, "lengthscale": "sqrt_dim", "mean": 0.0}
@@ -96,3 +100,34 @@ def small_slides(n_bags: int, n_features: int, seed: int) -> dict[str, list]:
         "names": [f"slide{b:02d}" for b in range(n_bags)],
         "groups": [f"patient{(2 * b) // 3}" for b in range(n_bags)],
     }
+
+
+def problem_of(bags, Z, strength, variance=1.0, lengthscale=2.0, c=0.0, dtype=torch.float64):
+    """The cohort as solvers see it, its kernel inputs standardised."""
+    model = pri(
+        coupling=strength,
+        variance=variance,
+        lengthscale=lengthscale,
+        mean=c,
+        inducing=Z,
+        solver="sweeps",
+        max_iter=1,
+    ).fit(bags)
+    return inference.prepare(
+        model._gp(CPU),
+        lambda rows: model._inputs(bags.features[rows], CPU),
+        bags.adjacency,
+        bags.offsets,
+        bags.labels == 1,
+        strength,
+        c,
+        dtype,
+    )
+
+
+def dense_pieces(problem):
+    """H, sigma and label of every bag of a problem that is one piece."""
+    (piece,) = problem.chunks
+    cuts = piece.group.offsets[1:-1].tolist()
+    H, sigma = (np.split(x.numpy(), cuts) for x in (piece.H, piece.group.sigma))
+    return list(zip(H, sigma, piece.group.positive.tolist()))

@@ -6,7 +6,15 @@ import pytest
 import torch
 from oracles.model import Oracle, collapsed_optimum, relative_error
 from sklearn.exceptions import ConvergenceWarning
-from synthetic import dense_graphs, pri, small_cohort, some_inducing, standardised
+from synthetic import (
+    dense_graphs,
+    dense_pieces,
+    pri,
+    problem_of,
+    small_cohort,
+    some_inducing,
+    standardised,
+)
 
 import gpmil
 from gpmil.inference import solvers as inference
@@ -25,37 +33,6 @@ def oracle_of(bags, Z, strength, **settings):
     c = settings.pop("c", 0.0)
     z = (Z - x.mean(0)) / x.std(0)
     return Oracle(standardised(bags), dense_graphs(bags), bags.labels, z, strength, c, **settings)
-
-
-def problem_of(bags, Z, strength, variance=1.0, lengthscale=2.0, c=0.0, dtype=torch.float64):
-    model = pri(
-        coupling=strength,
-        variance=variance,
-        lengthscale=lengthscale,
-        mean=c,
-        inducing=Z,
-        solver="sweeps",
-        max_iter=1,
-    ).fit(bags)
-    gp = model._gp(CPU)
-    return inference.prepare(
-        gp,
-        lambda rows: model._inputs(bags.features[rows], CPU),
-        bags.adjacency,
-        bags.offsets,
-        bags.labels == 1,
-        strength,
-        c,
-        dtype,
-    )
-
-
-def dense_pieces(problem):
-    """H, sigma and label of every bag of a problem that is one piece."""
-    (piece,) = problem.chunks
-    cuts = piece.group.offsets[1:-1].tolist()
-    H, sigma = (np.split(x.numpy(), cuts) for x in (piece.H, piece.group.sigma))
-    return list(zip(H, sigma, piece.group.positive.tolist()))
 
 
 # --- Algorithm 1 ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from oracles.model import collapsed_bound, kernel
 from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import norm
-from synthetic import pr, pri, small_cohort, some_inducing
+from synthetic import dense_pieces, pr, pri, problem_of, small_cohort, some_inducing
 
 import gpmil
 from gpmil.inference import laplace as wide
@@ -16,30 +16,6 @@ from gpmil.inference import solvers as inference
 from gpmil.inference import stores
 
 CPU = torch.device("cpu")
-
-
-def problem_of(bags, Z, strength, variance, c):
-    model = pri(
-        coupling=strength, variance=variance, lengthscale=2.0, mean=c, inducing=Z, max_iter=1,
-        solver="sweeps",
-    ).fit(bags)  # fmt: skip
-    return inference.prepare(
-        model._gp(CPU),
-        lambda rows: model._inputs(bags.features[rows], CPU),
-        bags.adjacency,
-        bags.offsets,
-        bags.labels == 1,
-        strength,
-        c,
-    )
-
-
-def dense_pieces(problem):
-    """H, sigma and label of every bag of a problem that is one piece."""
-    (piece,) = problem.chunks
-    cuts = piece.group.offsets[1:-1].tolist()
-    H, sigma = (np.split(x.numpy(), cuts) for x in (piece.H, piece.group.sigma))
-    return list(zip(H, sigma, piece.group.positive.tolist()))
 
 
 @pytest.fixture(scope="module")
