@@ -59,6 +59,8 @@ def serves(H: Float[Tensor, "n M"], name: str, near: int = 1) -> Kernel | None:
     fits = H.is_cuda and H.dtype == torch.float32 and H.is_contiguous() and M % 4 == 0
     if not fits or M // 4 > THREADS or len(H) >= 2**31 or H.data_ptr() % 16:
         return None
+    if H.device.index != torch.cuda.current_device():  # whose context it would be compiled for
+        return None
     return _compiled(name, M, near, H.device)
 
 
