@@ -55,28 +55,6 @@ def on_chains(quick: bool = False) -> list[Method]:
     """For shifted means: chains of instances, of which one feature tells."""
     small = {"n_inducing": 40, "tuning_budget": 6} if quick else {}
     settings = small | CPU
-    screened = [
-        Method(
-            "screened",
-            "VGPMIL-PR-I, columns screened",
-            lambda seed: ScreenedMIL(VGPMILPRI(random_state=seed, **settings)),
-            settings=LEARNED,
-            effort=5.0,
-        ),
-        Method(
-            "screened-beside",
-            "VGPMIL-PR-I, columns screened with neighbours",
-            lambda seed: ScreenedMIL(VGPMILPRI(random_state=seed, **settings), neighbours=True),
-            settings=LEARNED,
-            effort=5.0,
-        ),
-        Method(
-            "screened-smooth",
-            "Smooth-Att-MIL, columns screened",
-            lambda seed: ScreenedMIL(_network("smooth", quick).make(seed)),
-            effort=6.0,
-        ),
-    ]
     ard = Method(
         "ard",
         "VGPMIL-PR-I, a length per column",
@@ -84,13 +62,38 @@ def on_chains(quick: bool = False) -> list[Method]:
         settings=LEARNED,
         effort=8.0,
     )
+    smooth = Method(
+        "screened-smooth",
+        "Smooth-Att-MIL, columns screened",
+        lambda seed: ScreenedMIL(_network("smooth", quick).make(seed)),
+        effort=6.0,
+    )
     return [
         Method("bayes", "Bayes", lambda seed: BayesOfShiftedMean(), effort=0.01),
         Method("pri", "VGPMIL-PR-I", _maker(VGPMILPRI, **settings), settings=LEARNED, effort=5.0),
         ard,
-        *screened,
+        *_screened(settings),
+        smooth,
         Method("pr", "VGPMIL-PR", _maker(VGPMILPR, **settings), settings=LEARNED, effort=5.0),
         *networks(quick),
+    ]
+
+
+def _screened(settings: dict[str, Any]) -> list[Method]:
+    """The GP models on the columns that tell, without and with the means of neighbours."""
+    kinds: list[tuple[str, str, type, bool]] = [
+        ("screened", "VGPMIL-PR-I, columns screened", VGPMILPRI, False),
+        ("screened-beside", "VGPMIL-PR-I, columns screened with neighbours", VGPMILPRI, True),
+        # what neighbours say stands in the columns: coupling them as well says it twice
+        ("uncoupled-beside", "VGPMIL-PR, columns screened with neighbours", VGPMILPR, True),
+    ]
+
+    def maker(cls: type, beside: bool) -> Callable[[int], Any]:
+        return lambda seed: ScreenedMIL(cls(random_state=seed, **settings), neighbours=beside)
+
+    return [
+        Method(key, title, maker(cls, beside), settings=LEARNED, effort=5.0)
+        for key, title, cls, beside in kinds
     ]
 
 
