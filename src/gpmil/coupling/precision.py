@@ -39,11 +39,12 @@ def sparse_precision(adjacency: sp.csr_array, strength: float) -> sp.csr_array:
 
 
 def sent(array: np.ndarray, device: Device) -> Tensor:
-    """An array on a device; a GPU need not have done its work before it comes."""
-    found = torch.from_numpy(array)
-    if torch.device(device).type != "cuda":
-        return found.to(device)
-    return found.pin_memory().to(device, non_blocking=True)
+    """A copy of an array on a device; a GPU need not have done its work before it comes."""
+    on_gpu = torch.device(device).type == "cuda"
+    kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    found = torch.empty(array.shape, dtype=kind, pin_memory=on_gpu)
+    np.copyto(found.numpy(), array)
+    return found.to(device, non_blocking=True)
 
 
 class Edges(NamedTuple):
@@ -58,12 +59,11 @@ class Edges(NamedTuple):
     def of(cls, adjacency: sp.csr_array, device: Device) -> "Edges":
         """From the adjacency of a cohort."""
         # as they are, and half as many bytes travel to a GPU; ones need not
-        parts = (adjacency.indptr, adjacency.indices)
-        start, column = (torch.from_numpy(np.array(a)).to(device).long() for a in parts)
+        start, column = (sent(a, device).long() for a in (adjacency.indptr, adjacency.indices))
         if (adjacency.data == 1).all():
             weight = torch.ones(len(column), dtype=torch.float64, device=device)
         else:
-            weight = torch.from_numpy(np.array(adjacency.data)).to(device).double()
+            weight = sent(adjacency.data, device).double()
         degree = torch.segment_reduce(weight, "sum", offsets=start, initial=0.0)
         return cls(start, column, weight, degree)
 

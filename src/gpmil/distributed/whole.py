@@ -66,7 +66,7 @@ class WholeCohort:
         device: torch.device,
     ) -> Float[np.ndarray, "M D"]:  # fmt: skip
         """Inducing points, half in positive and half in negative bags."""
-        positive = (labels == 1)[self.bags.bag_index]
+        positive = np.repeat(labels == 1, self.bags.sizes)
         rows = self.partition.rows
         return inducing.kmeans_by_class(rows, positive, feature_map, n_inducing, seed, device)
 

@@ -13,6 +13,7 @@ The average is one over a few x, and the root is found by Newton steps with J, m
 """
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpmil.fast.lanes import few_threads
 from gpmil.inference.solvers import FEW_COLUMNS, Problem, collapsed_bound, rise, sampled
 from gpmil.inference.steps import mended
 from gpmil.process.sparse_gp import Posterior
@@ -34,10 +36,12 @@ def laplace(
     problem: Problem, w: Float[Tensor, " M"], curvature: Float[Tensor, "M M"] | None = None
 ) -> Posterior:
     """N(v, J^-1) about a fit w; `curvature` is the Hessian of -L there, where it is known."""
-    w = w.cpu() if len(w) <= FEW_COLUMNS else w
+    beside = w.is_cuda and len(w) <= FEW_COLUMNS
+    w = w.cpu() if beside else w
     J = collapsed_bound(problem, w)[2] if curvature is None else curvature.to(w.device)
-    q = Posterior.build(w, at_least_one(J))
-    return replace(q, w=mean(problem, q))
+    with few_threads() if beside else nullcontext():
+        q = Posterior.build(w, at_least_one(J))
+        return replace(q, w=mean(problem, q))
 
 
 def at_least_one(J: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:

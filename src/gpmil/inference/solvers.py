@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from gpmil.fast.lanes import in_lanes
+from gpmil.fast.lanes import few_threads, in_lanes
 from gpmil.inference import fused, leave_out
 from gpmil.inference.leave_out import Optimum
 from gpmil.inference.pieces import Chunk, Piece, bend
@@ -177,7 +177,6 @@ def _of_lane(terms: Callable[[Piece], Terms], pieces: Sequence[Piece]) -> Terms:
 def summed(problem: Problem, terms: Callable[[Piece], Terms]) -> Terms:
     """The terms that the pieces of the cohort give, added up."""
     one_lane = functools.partial(_of_lane, terms)
-
     on_cpu = problem.R.device.type == "cpu"
     side_by_side = on_cpu and len(problem.chunks) >= SIDE_BY_SIDE
     found = in_lanes(problem.chunks, one_lane, _add, side_by_side)
@@ -301,10 +300,11 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
     # elsewhere the bound may have several maxima, and a GPU shall climb to that of a CPU
     quick = R.is_cuda and all(isinstance(p, Chunk) and p.loop is not None for p in problem.chunks)
     worth = ON_A_GPU if quick else (HESSIAN, PATIENCE)
-    if R.is_cuda and len(R) <= FEW_COLUMNS:
-        problem = replace(problem, R=R.cpu(), chol_R=problem.chol_R.cpu())
-        start = None if start is None else start.cpu()
-    found = _climbed(problem, max_iter, tol, start, *worth)
+    if not R.is_cuda or len(R) > FEW_COLUMNS:
+        return _climbed(problem, max_iter, tol, start, *worth)
+    here = replace(problem, R=R.cpu(), chol_R=problem.chol_R.cpu())
+    with few_threads():  # sixteen would wait for each other
+        found = _climbed(here, max_iter, tol, None if start is None else start.cpu(), *worth)
     J = found.curvature
     return found._replace(w=found.w.to(R.device), curvature=None if J is None else J.to(R.device))
 

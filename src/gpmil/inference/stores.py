@@ -88,6 +88,9 @@ class Gathered(NamedTuple):
     trace: float  # sum_b tr(Q_b K_bb), or an estimate of it
 
 
+Sums = tuple[Float[Tensor, "M M"], Float[Tensor, ""]]  # both, on the way
+
+
 def gather(source: Source, store: str, every: int | None = None) -> tuple[list[Piece], Gathered]:
     """The pieces of a cohort and the sums of the first pass; `store` says where H is kept.
 
@@ -98,7 +101,7 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
     residual = torch.empty_like(sigma) if source.residual else None
     every = trace_columns(np.diff(source.offsets)) if every is None else every
 
-    def one_lane(parts: Sequence[Callable[[], coupling.Part]]) -> Gathered:
+    def one_lane(parts: Sequence[Callable[[], coupling.Part]]) -> Sums:
         gram = source.gp.L.new_zeros(source.gp.n_weights, source.gp.n_weights)
         trace = gram.new_zeros(())
         for make in parts:
@@ -118,19 +121,20 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
                 trace += source.gp.context.variance * len(x)
             if source.gp.effect:
                 less = _shared(source.gp, x, W, sizes, every)
-                gram, trace = gram - less.gram, trace - less.trace
+                gram, trace = gram - less[0], trace - less[1]
             keep.put(part.rows, H.to(source.dtype))
-        return Gathered(gram, float(trace))
+        return gram, trace
 
-    def add(a: Gathered, b: Gathered) -> Gathered:
-        return Gathered(a.gram + b.gram, a.trace + b.trace)
+    def add(a: Sums, b: Sums) -> Sums:
+        return a[0] + b[0], a[1] + b[1]
 
     edges = coupling.Edges.of(source.adjacency, source.device)
     parts = coupling.plan(source.adjacency, source.offsets, source.strength, source.device, edges)
-    found = in_lanes(parts, one_lane, add, side_by_side=source.device.type == "cpu")
+    gram, trace = in_lanes(parts, one_lane, add, side_by_side=source.device.type == "cpu")
     groups = _groups(source, sigma, residual, edges)
     pieces = [keep.piece(source.likelihood(group)) for group in groups]
-    return pieces, Gathered((found.gram + found.gram.mT) / 2, found.trace)
+    # a number at the very end: a GPU would be waited for
+    return pieces, Gathered((gram + gram.mT) / 2, float(trace))
 
 
 def _shared(
@@ -139,7 +143,7 @@ def _shared(
     W: Float[Tensor, "n M"],
     sizes: Int[Tensor, " b"],
     every: int,
-) -> Gathered:
+) -> Sums:
     """What the slide effect takes from both sums: Q = Sigma - k 11' (Sherman-Morrison)."""
     share = downdate(gp.effect, sizes)
     own = torch.arange(len(sizes), device=W.device).repeat_interleave(sizes)
@@ -151,7 +155,7 @@ def _shared(
         trace += share[bags] @ _sums_of_kernel(gp, x, sizes, bags, int(counts[some].max()), every)
     if gp.context is not None:
         trace += gp.context.variance * (share @ sizes.square().double())
-    return Gathered(totals.mT @ (share[:, None] * totals), float(trace))
+    return totals.mT @ (share[:, None] * totals), trace
 
 
 def _sums_of_kernel(
