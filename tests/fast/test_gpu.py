@@ -258,6 +258,20 @@ def test_the_ring_equals_tritons_kernels(sizes, M, near, monkeypatch):
         assert apart(a, b) < 1e-6
 
 
+@torch.no_grad()
+def test_hessians_of_many_rows_are_those_of_whole_products(monkeypatch):
+    pytest.importorskip("triton")
+    sizes = np.full(2100, 70)  # 147,000 rows
+    H, _, sigma, offsets, positive, order = bags_of(sizes, 40, 1)
+    assert len(H) >= fused_pass.MANY_ROWS
+    w = torch.from_numpy(np.random.default_rng(6).normal(size=40)).to(GPU)
+    made = fused_pass.Pass(H, sigma, offsets, positive, order)
+    short = made.bound(w, -0.4)[2]
+    assert not torch.backends.cuda.matmul.allow_tf32
+    monkeypatch.setattr(fused_pass, "MANY_ROWS", 10**9)
+    assert apart(short, made.bound(w, -0.4)[2]) < 1e-4
+
+
 @pytest.mark.parametrize("tau", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("given", [all_below, some_above])
 @torch.no_grad()

@@ -105,6 +105,14 @@ def test_where_w_is_not_the_optimum_its_slope_is_left_out(problem):
     assert (apart @ there.R @ apart / len(w)).sqrt() < 0.2
 
 
+def test_no_direction_is_known_less_than_before():
+    turned = np.linalg.qr(np.random.default_rng(4).normal(size=(5, 5)))[0]
+    for values in ([1.2, 1.5, 2.0, 7.0, 9.0], [-3.0, 0.4, 1.0, 1.7, 20.0]):
+        J = torch.from_numpy((turned * values) @ turned.T)
+        expected = (turned * np.maximum(values, 1.0)) @ turned.T
+        np.testing.assert_allclose(wide.at_least_one(J), expected, atol=1e-13)
+
+
 def test_a_mean_is_not_far_from_the_mode():
     J = torch.tensor([[4.0, 0.5], [0.5, 2.0]]).double()
     near, far = torch.tensor([0.3, -0.2]).double(), torch.tensor([30.0, -7.0]).double()

@@ -62,9 +62,10 @@ class Edges(NamedTuple):
         start, column = (sent(a, device).long() for a in (adjacency.indptr, adjacency.indices))
         if (adjacency.data == 1).all():
             weight = torch.ones(len(column), dtype=torch.float64, device=device)
+            degree = start.diff().double()
         else:
             weight = sent(adjacency.data, device).double()
-        degree = torch.segment_reduce(weight, "sum", offsets=start, initial=0.0)
+            degree = torch.segment_reduce(weight, "sum", offsets=start, initial=0.0)
         return cls(start, column, weight, degree)
 
 

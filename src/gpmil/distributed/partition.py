@@ -35,7 +35,7 @@ from gpmil.process.features import FeatureMap, Sums
 from gpmil.process.inducing import Tally
 from gpmil.process.kernels import Kernel
 from gpmil.process.lesion_points import Suspects
-from gpmil.process.novelty import Looked, Seen, Watched, evenly
+from gpmil.process.novelty import Looked, Seen, Watched, evenly_of_each
 from gpmil.process.slide_context import SlideContext, bag_means
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP, marginal
 
@@ -203,9 +203,7 @@ class Partition:
 
     def _evenly(self, chosen: Int[np.ndarray, " b"], most: int) -> tuple[np.ndarray, np.ndarray]:
         """Evenly spaced instances of some bags, and how many of each."""
-        own = [self.bags.offsets[b] + evenly(int(self.bags.sizes[b]), most) for b in chosen]
-        sizes = np.array([len(rows) for rows in own], dtype=np.int64)
-        return np.concatenate([*own, np.zeros(0, np.int64)]), sizes
+        return evenly_of_each(self.bags.offsets[chosen], self.bags.sizes[chosen], most)
 
     def watch(self, chosen: Int[np.ndarray, " b"], most: int) -> None:
         """Keep in the next pass what `look_at` will ask for; for a cohort that is all here."""

@@ -12,6 +12,8 @@ numbers that leave the range of the kernel.
 
 import functools
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,6 +25,7 @@ from gpmil.fast import ring
 ROWS = 8  # of H in registers at a time
 WARPS = 1
 PROGRAMS = 32  # per multiprocessor
+MANY_ROWS = 2**17  # over which roundings to eleven bits add up to nothing: their errors differ
 
 
 @functools.cache
@@ -70,6 +73,20 @@ def _converts(H: Float[Tensor, "n M"]) -> bool:
     return H.is_cuda and H.dtype == torch.float32 and H.is_contiguous() and available()
 
 
+@contextmanager
+def short_products() -> Iterator[None]:
+    """Factors in float32 are rounded to eleven bits, for which a GPU has units of their own.
+
+    torch has one switch for the process; it is on for as long as a product is asked for.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 class Pass:
     """Some bags on a GPU, and what one pass at w leaves of them."""
 
@@ -91,7 +108,9 @@ class Pass:
             return None
         value, gradient, diagonal, per_bag = found
         # H'A H = H'diag(d) H + sum_b (H_b'pull_b)(H_b'pull_b)'
-        middle = self.H.mT @ (diagonal.to(self.H.dtype)[:, None] * self.H)
+        weighted = diagonal.to(self.H.dtype)[:, None] * self.H
+        with short_products() if len(self.H) >= MANY_ROWS else nullcontext():
+            middle = self.H.mT @ weighted
         return value, gradient, middle.double() + per_bag.mT @ per_bag
 
     def _run(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor, Tensor] | None:

@@ -46,7 +46,10 @@ def laplace(
 
 def at_least_one(J: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
     """J with eigenvalues of one at least: no direction is known less than before any label."""
-    values, vectors = torch.linalg.eigh((J + J.mT) / 2)
+    J = (J + J.mT) / 2
+    if not torch.linalg.cholesky_ex(J - torch.eye(len(J)).to(J)).info:  # none is below one
+        return J
+    values, vectors = torch.linalg.eigh(J)
     return (vectors * values.clamp(min=1.0)) @ vectors.mT
 
 

@@ -296,8 +296,25 @@ def looked_at(sizes: Int[np.ndarray, " b"]) -> tuple[np.ndarray, np.ndarray]:
     ([0, 1, 2, 3, 4], [0, 0, 1, 1, 1])
     """
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    own = [start + evenly(int(n), MOST_PATCHES) for start, n in zip(starts, sizes)]
-    return np.concatenate(own), np.repeat(np.arange(len(sizes)), [len(r) for r in own])
+    rows, counts = evenly_of_each(starts, sizes, MOST_PATCHES)
+    return rows, np.repeat(np.arange(len(sizes)), counts)
+
+
+def evenly_of_each(
+    starts: Int[np.ndarray, " b"], sizes: Int[np.ndarray, " b"], most: int
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " b"]]:
+    """`evenly` of every bag, and how many there are of each.
+
+    >>> rows, counts = evenly_of_each(np.array([0, 3]), np.array([3, 10]), 4)
+    >>> rows.tolist(), counts.tolist()
+    ([0, 1, 2, 3, 6, 9, 12], [3, 4])
+    """
+    counts = np.minimum(sizes, most)
+    # k (n - 1) / (most - 1), k = 0, 1, ..., and k itself where all are taken
+    step = np.where(sizes <= most, 1.0, (sizes - 1) / max(most - 1, 1))
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    offset = (within * np.repeat(step, counts)).round().astype(np.int64)
+    return np.repeat(starts, counts) + offset, counts
 
 
 def evenly(n: int, most: int) -> Int[np.ndarray, " k"]:
