@@ -259,6 +259,27 @@ def test_promises_that_are_not_kept_stand_out():
     assert exhibit.png().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("study", error_rates.STUDIES, ids=lambda study: study.name)
+def test_every_promise_is_tried_with_its_assumptions_and_without(study):
+    broken = {case.name in error_rates.VIOLATIONS for case in study.cases}
+    assert broken == {True, False}
+    every = {case.name for one in error_rates.STUDIES for case in one.cases}
+    assert set(error_rates.VIOLATIONS) <= every
+
+
+def test_what_calibration_relies_on_is_broken_as_the_names_say():
+    of = {case.name: replace(case, n_bags=100, n_fresh=400) for case in promises.SLIDES}
+    train, told, fresh = of["fixed settings"].draw(0)
+    assert (told == train.labels).all() and fresh.labels.mean() == 0.5
+    _, told, _ = of["1 of 5 labels wrong"].draw(0)
+    assert (told != train.labels).mean() == pytest.approx(0.2, abs=0.1)
+    _, told, rare = of["1 of 5 fresh slides positive"].draw(0)
+    assert (told == train.labels).all() and rare.labels.mean() == pytest.approx(0.2, abs=0.01)
+    _, told, moved = of["another stain"].draw(0)
+    assert (told == train.labels).all()
+    np.testing.assert_allclose((moved.features - fresh.features).mean(0), np.eye(1, 8)[0])
+
+
 def test_trials_are_kept_in_parts_and_gathered_in_order(tmp_path):
     def measure(case, seed):
         return {"seed": seed, "two": np.array([seed, 2.0])}
