@@ -93,6 +93,8 @@ def test_the_page_is_written_when_the_time_is_over(tmp_path, cheap):
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "5 of 5 parts were not finished" in found.output
     assert "test 1, 60 bags (1 of 1); test 2" in page and "8 features, 60 bags (2 of 2)" in page
+    for name in ("unit-tests", "shifted-mean"):  # each part of the page has its command
+        assert f"<p>Made by: gpmil proof --quick --only {name} --model pr --seeds 1 " in page
 
 
 @dataclass(frozen=True)
