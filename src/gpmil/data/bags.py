@@ -67,8 +67,8 @@ class Bags:
 
     Attributes
     ----------
-    features, offsets, sizes, labels, names, groups, coords, instance_labels, adjacency, step,
-    graph, class_names, metadata, facts, n_instances, n_features, bag_index, has_geometry, shape
+    features, offsets, labels, names, groups, coords, instance_labels, adjacency, step, graph
+        As given, checked and encoded; labels are 0, 1 or -1, `class_names` what they are called.
 
     Examples
     --------
@@ -239,8 +239,8 @@ class Bags:
             Default: every numeric column not named otherwise.
         coords : one to three column names, or None
             A table with neither "x" nor "y" is a cohort without positions.
-        step, graph, positive and the rest: radius, n_neighbors, metadata, negative, exclude
-            As in the constructor.
+        step, graph, positive, **rest
+            As in the constructor; the rest: radius, n_neighbors, metadata, negative, exclude.
         """
         given = frames.read(df, bag, label, features, coords, group, instance_label)
         # Rows change places, so no graph is taken: named here, Python refuses it in `rest`.
