@@ -57,6 +57,7 @@ def test_every_model_of_the_package_is_put_to_the_tests():
     assert ("torchmil-abmil" in keys) == torchmil_models.installed()
     chains = {method.key for method in methods.on_chains()}
     assert {"bayes", "pri", "pr", "ard", "screened", "smooth", "max"} <= chains
+    assert {"pri-paper", "vgpmil", "gated", "pseudo"} <= chains
 
 
 def test_a_full_plan_has_ten_seeds_and_both_sizes():
