@@ -76,13 +76,21 @@ def test_there_and_back(cohort, tmp_path):
     made = cohort.to_anndata()
     made.write_h5ad(tmp_path / "cohort.h5ad")
     read = anndata.read_h5ad(tmp_path / "cohort.h5ad")
-    names = {"group": "patient", "instance_label": "instance_label"}
-    again = Bags.from_anndata(read, **names, step=256, metadata=cohort.facts)
+    again = Bags.from_anndata(read, step=256)  # patients and facts come back without being named
     for name in ("features", "offsets", "labels", "names", "coords", "instance_labels", "step"):
         assert np.array_equal(getattr(again, name), getattr(cohort, name)), name
     assert again.groups.tolist() == [str(group) for group in cohort.groups]
     assert (again.adjacency != cohort.adjacency).nnz == 0 and again.facts == cohort.facts
     assert (made.obsp["spatial_connectivities"] != cohort.adjacency).nnz == 0
+
+
+def test_patients_are_found_and_that_is_said(tables, caplog):
+    for name, table in tables.items():
+        table.obs["patient_id"] = f"of {name}"
+    assert Bags.from_anndata(tables).groups.tolist() == ["of b", "of a"]
+    assert "group: obs column 'patient_id' (group=False: none)" in caplog.text
+    assert Bags.from_anndata(tables, group=False).groups is None
+    assert Bags.from_anndata(tables, group="tissue_id").groups.tolist() == [0, 0]
 
 
 def test_mistakes_say_what_to_do(tables, cohort):

@@ -57,6 +57,7 @@ def test_every_model_of_the_package_is_put_to_the_tests():
     assert ("torchmil-abmil" in keys) == torchmil_models.installed()
     chains = {method.key for method in methods.on_chains()}
     assert {"bayes", "pri", "pr", "ard", "screened", "smooth", "max"} <= chains
+    assert {"pri-paper", "vgpmil", "gated", "pseudo"} <= chains
 
 
 def test_a_full_plan_has_ten_seeds_and_both_sizes():
@@ -93,6 +94,8 @@ def test_the_page_is_written_when_the_time_is_over(tmp_path, cheap):
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "5 of 5 parts were not finished" in found.output
     assert "test 1, 60 bags (1 of 1); test 2" in page and "8 features, 60 bags (2 of 2)" in page
+    for name in ("unit-tests", "shifted-mean"):  # each part of the page has its command
+        assert f"<p>Made by: gpmil proof --quick --only {name} --model pr --seeds 1 " in page
 
 
 @dataclass(frozen=True)
@@ -257,6 +260,27 @@ def test_promises_that_are_not_kept_stand_out():
     exhibit = error_rates.build(found)
     assert len(exhibit.tables) == 5 and all(list(t.strong) == [1] for t in exhibit.tables)
     assert exhibit.png().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("study", error_rates.STUDIES, ids=lambda study: study.name)
+def test_every_promise_is_tried_with_its_assumptions_and_without(study):
+    broken = {case.name in error_rates.VIOLATIONS for case in study.cases}
+    assert broken == {True, False}
+    every = {case.name for one in error_rates.STUDIES for case in one.cases}
+    assert set(error_rates.VIOLATIONS) <= every
+
+
+def test_what_calibration_relies_on_is_broken_as_the_names_say():
+    of = {case.name: replace(case, n_bags=100, n_fresh=400) for case in promises.SLIDES}
+    train, told, fresh = of["fixed settings"].draw(0)
+    assert (told == train.labels).all() and fresh.labels.mean() == 0.5
+    _, told, _ = of["1 of 5 labels wrong"].draw(0)
+    assert (told != train.labels).mean() == pytest.approx(0.2, abs=0.1)
+    _, told, rare = of["1 of 5 fresh slides positive"].draw(0)
+    assert (told == train.labels).all() and rare.labels.mean() == pytest.approx(0.2, abs=0.01)
+    _, told, moved = of["another stain"].draw(0)
+    assert (told == train.labels).all()
+    np.testing.assert_allclose((moved.features - fresh.features).mean(0), np.eye(1, 8)[0])
 
 
 def test_trials_are_kept_in_parts_and_gathered_in_order(tmp_path):

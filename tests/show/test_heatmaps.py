@@ -335,6 +335,17 @@ def test_slides_without_truth_and_with_overlap_are_compared():
         np.testing.assert_array_equal(ax.images[0].get_array(), layout.paint(expected))
 
 
+def test_what_is_no_probability_is_not_called_one():
+    cells, values = a_slide(6)
+    slide = SlideMaps("one", cells, 1, None, [values])
+    words = [
+        [ax.get_xlabel() for ax in comparison([slide], ["A"], **shown).axes]
+        for shown in ({}, {"shown": "attention"})
+    ]
+    assert "probability that a patch is positive" in words[0]
+    assert "attention" in words[1] and "probability that a patch is positive" not in words[1]
+
+
 # --- Over the slide, flags, uncertainty as opacity, scale bar -------------------------------------
 def a_thumbnail(mpp: tuple[float, float] | None = (0.5, 0.5)) -> Thumbnail:
     """60 x 50 pixels of noise over a region of 12 x 10 units that begins at (-1, -2)."""

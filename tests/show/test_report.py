@@ -49,6 +49,11 @@ def test_rows_and_columns_are_marked(html):
     assert '<th scope="col" class="text">model' in html and '<th scope="col">AUC' in html
 
 
+def test_captions_do_not_scroll_with_wide_tables(html):
+    caption, box = html.index(">numbers</p>"), html.index('<div class="scroll">')
+    assert caption < box and 'id="c1-1"' in html and 'aria-labelledby="c1-1"' in html
+
+
 # --- Folders --------------------------------------------------------------------------------------
 def test_a_folder_appears_when_it_is_complete(tmp_path):
     out = tmp_path / "deep" / "out"

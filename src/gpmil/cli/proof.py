@@ -42,7 +42,8 @@ def run(options: ProofOptions) -> None:
         exhibits = [TESTS[name].exhibit(plans[name], found) for name in chosen]
         for exhibit in exhibits:
             exhibit.write(folder)
-        text = html(exhibits, _command(options))
+        each = [_command(options, [name]) for name in chosen]
+        text = html(exhibits, _command(options, options.only), each)
         (folder / "index.html").write_text(text, encoding="utf-8", newline="\n")
     out = Console(highlight=False)
     page_at = options.out / "index.html"
@@ -71,15 +72,16 @@ def _chosen(options: ProofOptions) -> list[str]:
     return [n for n in wanted if n != "real-sets" or options.data is not None or options.only]
 
 
-def _command(options: ProofOptions) -> str:
-    """What makes the page again, the folders apart."""
+def _command(options: ProofOptions, only: list[str] | None) -> str:
+    """What makes these tests again, the folders apart."""
     words = ["gpmil", "proof"]
     words += ["--quick"] if options.quick else []
-    words += [word for name in options.only or () for word in ("--only", name)]
+    words += [word for name in only or () for word in ("--only", name)]
     words += [word for name in options.model or () for word in ("--model", name)]
     words += ["--seeds", str(options.seeds)] if options.seeds is not None else []
     words += ["--cohorts", str(options.cohorts)] if options.cohorts != Plan.cohorts else []
     words += ["--minutes", f"{options.minutes:g}"] if options.minutes is not None else []
     words += ["--jobs", str(options.jobs)] if options.minutes is not None else []
-    words += ["--data", "FOLDER"] if options.data is not None else []
+    real = options.data is not None and "real-sets" in (only or TESTS)
+    words += ["--data", "FOLDER"] if real else []
     return shlex.join(words)

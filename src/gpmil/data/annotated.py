@@ -7,7 +7,7 @@ one table per slide. `uns["tile_spec"]` is what wsidata notes of the patches of 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,9 @@ logger = logging.getLogger("gpmil")
 
 # Columns of `obs` that name the slide, the first that is there; library_id is SpatialData's habit.
 SLIDE_COLUMNS = ("slide", "slide_name", "slide_id", "library_id", "sample_id", "sample")
-SPATIAL, TILES, PREFIX = "spatial", "tile_spec", "gpmil_"
+# What `to_anndata` calls patients and labels of patches, and a habit of others.
+PATIENT_COLUMNS, PATCH_LABEL_COLUMNS = ("patient", "patient_id"), ("instance_label",)
+SPATIAL, TILES, PREFIX, FACTS = "spatial", "tile_spec", "gpmil_", "gpmil"
 
 
 @dataclass(frozen=True)
@@ -83,23 +85,38 @@ def read(
     label: str | None,
     features: str | None,
     coords: str | None,
-    group: str | None,
-    instance_label: str | None,
+    group: str | Literal[False] | None,
+    instance_label: str | Literal[False] | None,
 ) -> dict[str, Any]:
     """What tables are to `Bags`, by the names of its arguments; step and metadata where noted."""
     tables = gather(data, slide)
     rows = Table(tables.obs, tables.slide)
     where = _positions(tables, coords)
+    patient = _guessed(tables, group, "group", PATIENT_COLUMNS)
+    of_patches = _guessed(tables, instance_label, "instance_label", PATCH_LABEL_COLUMNS)
     return {
         "features": tables.stacked(lambda part: _features(part, features))[rows.order],
         "offsets": rows.offsets,
         "labels": rows.constant(rows.label_column(label), "label"),
         "names": rows.names,
-        "groups": rows.constant(group, "group"),
+        "groups": rows.constant(patient, "group"),
         "coords": None if where is None else where[rows.order],
-        "instance_labels": rows.column(instance_label, "instance_label"),
+        "instance_labels": rows.column(of_patches, "instance_label"),
         **_tiles(tables, len(rows.names)),
     }
+
+
+def _guessed(
+    tables: Tables, name: str | Literal[False] | None, argument: str, usual: tuple[str, ...]
+) -> str | None:
+    """The column that was named; the first with a usual name, which is said; None if False."""
+    if name is not None:
+        return name or None
+    for column in usual:
+        if column in tables.obs:
+            logger.warning("%s: obs column '%s' (%s=False: none)", argument, column, argument)
+            return column
+    return None
 
 
 def _features(part: Any, name: str | None) -> Any:
@@ -130,7 +147,8 @@ def _tiles(tables: Tables, n_slides: int) -> dict[str, Any]:
     """Step and facts, where every table notes how its slide was cut into patches."""
     specs = [dict(part.uns.get(TILES, {})) for part in tables.parts]
     if not all({"width", "stride_width", "stride_height"} <= set(spec) for spec in specs):
-        return {}
+        own = [dict(part.uns.get(FACTS, {})) for part in tables.parts]  # of to_anndata
+        return {"metadata": own[0]} if all(facts == own[0] for facts in own) else {}
     # positions are level-0 pixels: stride at the patches' level times its downsample
     step = [
         [spec[f"stride_{side}"] * spec.get("base_downsample", 1) for side in ("width", "height")]
@@ -180,7 +198,7 @@ def _new(bags: Any) -> Any:
     if bags.adjacency.nnz:
         made.obsp["spatial_connectivities"] = bags.adjacency
     if bags.facts:
-        made.uns["gpmil"] = dict(bags.facts)
+        made.uns[FACTS] = dict(bags.facts)
     return made
 
 

@@ -8,7 +8,7 @@ Arguments are checked in ``gpmil.data.checks`` and ``gpmil.data.positions``.
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from jaxtyping import Float
@@ -67,8 +67,8 @@ class Bags:
 
     Attributes
     ----------
-    features, offsets, sizes, labels, names, groups, coords, instance_labels, adjacency, step,
-    graph, class_names, metadata, facts, n_instances, n_features, bag_index, has_geometry, shape
+    features, offsets, labels, names, groups, coords, instance_labels, adjacency, step, graph
+        As given, checked and encoded; labels are 0, 1 or -1, `class_names` what they are called.
 
     Examples
     --------
@@ -239,8 +239,8 @@ class Bags:
             Default: every numeric column not named otherwise.
         coords : one to three column names, or None
             A table with neither "x" nor "y" is a cohort without positions.
-        step, graph, positive and the rest: radius, n_neighbors, metadata, negative, exclude
-            As in the constructor.
+        step, graph, positive, **rest
+            As in the constructor; the rest: radius, n_neighbors, metadata, negative, exclude.
         """
         given = frames.read(df, bag, label, features, coords, group, instance_label)
         # Rows change places, so no graph is taken: named here, Python refuses it in `rest`.
@@ -255,15 +255,16 @@ class Bags:
         label: str | None = "label",
         features: str | None = None,
         coords: str | None = "spatial",
-        group: str | None = None,
-        instance_label: str | None = None,
+        group: str | Literal[False] | None = None,
+        instance_label: str | Literal[False] | None = None,
         **rest: Any,
     ) -> "Bags":
         """A cohort from an AnnData with one row per patch, or a mapping from slides to AnnData.
 
         As LazySlide's `wsi.fetch.features_anndata` gives them, or tables of SpatialData. `slide`,
-        `label`, `group` and `instance_label` are columns of `obs`; `slide` is guessed, of a mapping
-        it is the key. `features` (default `X`) and `coords` are names in `obsm`. `uns["tile_spec"]`
+        `label`, `group` (the patient) and `instance_label` are columns of `obs`. Those that are not
+        named are guessed, and guesses are logged; of a mapping the key is the slide. `group=False`:
+        no column is. `features` (default `X`) and `coords` are names in `obsm`. `uns["tile_spec"]`
         tells the step; the rest is as in the constructor.
         """
         given = annotated.read(data, slide, label, features, coords, group, instance_label)

@@ -33,13 +33,7 @@ def without_positions(quick: bool = False) -> list[Method]:
     return [
         Method("pr", "VGPMIL-PR", _maker(VGPMILPR, **small, **CPU), settings=LEARNED, effort=10.0),
         Method("pr-paper", "VGPMIL-PR", _maker(VGPMILPR, **paper), settings="the paper's"),
-        Method(
-            "vgpmil",
-            "VGPMIL",
-            _maker(VGPMIL, **paper_settings("VGPMIL") | few | CPU),
-            settings="the paper's",
-            effort=6.0,
-        ),
+        _of_the_paper(few)[1],
         Method(
             "concepts",
             "AllConceptsMIL, 2 concepts",
@@ -75,8 +69,22 @@ def on_chains(quick: bool = False) -> list[Method]:
         *_screened(settings),
         smooth,
         Method("pr", "VGPMIL-PR", _maker(VGPMILPR, **settings), settings=LEARNED, effort=5.0),
+        *_of_the_paper({"n_inducing": 40} if quick else {}),
         *networks(quick),
     ]
+
+
+def _of_the_paper(few: dict[str, Any]) -> list[Method]:
+    """VGPMIL-PR-I with lambda = .5 and VGPMIL, at the paper's settings."""
+    kinds: list[tuple[str, str, type, float]] = [
+        ("pri-paper", "VGPMIL-PR-I", VGPMILPRI, 1.0),
+        ("vgpmil", "VGPMIL", VGPMIL, 6.0),
+    ]
+    return [
+        Method(key, name, _maker(cls, **paper_settings(cls.__name__) | few | CPU),
+               settings="the paper's", effort=effort)
+        for key, name, cls, effort in kinds
+    ]  # fmt: skip
 
 
 def _screened(settings: dict[str, Any]) -> list[Method]:

@@ -51,11 +51,16 @@ TESTS = {
 }
 
 
-def html(exhibits: Sequence[Exhibit], command: str) -> str:
-    """The page, with contents at the top."""
+def html(exhibits: Sequence[Exhibit], command: str, each: Sequence[str]) -> str:
+    """The page, with contents at the top; `command` makes it, those of `each` its sections."""
     lead = (
         "What is the truth, and does a model find it? Bags are drawn in such a way that the answer "
         "is known, every model is fitted to them, and failures of our own models stand here as "
-        f"those of others. Made by: {command}. Numbers of every table lie beside this page as csv."
+        "those of others. Numbers of every table lie beside this page as csv. All of it is made "
+        f"by: {command}"
     )
-    return page(TITLE, lead, [one.section() for one in exhibits], contents=True)
+    sections = [
+        replace(section, paragraphs=[*section.paragraphs, f"Made by: {own}"])
+        for section, own in zip((one.section() for one in exhibits), each, strict=True)
+    ]
+    return page(TITLE, lead, sections, contents=True)

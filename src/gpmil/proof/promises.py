@@ -6,7 +6,8 @@
 * Refer: how often the true error among accepted slides exceeds alpha, which is promised to happen
   in at most delta = 10 % of cohorts.
 * Slides: the calibration error of slide probabilities, calibrated and not, next to that of
-  perfectly true probabilities of the same size (labels drawn from them).
+  perfectly true probabilities of the same size (labels drawn from them). Calibration learns from
+  labels that are right, of slides like those that come: each of the three can be broken.
 """
 
 from dataclasses import dataclass, replace
@@ -205,22 +206,38 @@ class Slides:
     tissue: Tissue = HARD
     n_bags: int = 300
     n_fresh: int = 1500
+    turned: float = 0.0  # share of the training labels that are wrong
+    rarer: int = 1  # one of so many positive slides is among the fresh ones
+    stain: float = 0.0  # added to the first feature of fresh slides, in deviations of a patch
+
+    def draw(self, seed: int) -> tuple[Bags, Int[np.ndarray, " B"], Bags]:
+        """Slides to train on, the labels that are told of them, and fresh slides."""
+        train, fresh = (
+            draw(n, (seed, part), self.tissue) for part, n in enumerate((self.n_bags, self.n_fresh))
+        )
+        wrong = np.random.default_rng((seed, 3)).random(len(train)) < self.turned
+        kept = (fresh.labels == 0) | (np.cumsum(fresh.labels) % self.rarer == 0)
+        told = np.where(wrong, 1 - train.labels, train.labels)
+        stain = self.stain * np.eye(1, D)[0]
+        return train, told, fresh.with_features(fresh.features + stain)[kept]
 
 
+FIXED = {"coupling": 1.0}
 SLIDES = (
     Slides("the paper's settings", PAPER),
-    Slides("fixed settings", {"coupling": 1.0}),
+    Slides("fixed settings", FIXED),
     Slides("learned settings", AUTO),
-    Slides("learned, 1 of 5 wrong", AUTO, tissue=replace(HARD, shift=1.5)),
+    Slides("learned, faint lesions", AUTO, tissue=replace(HARD, shift=1.5)),
+    Slides("1 of 5 labels wrong", FIXED, turned=0.2),
+    Slides("1 of 5 fresh slides positive", FIXED, rarer=4),
+    Slides("another stain", FIXED, stain=1.0),
 )
 
 
 def slides_cohort(case: Slides, seed: int) -> dict[str, float]:
     """Calibration error on as many fresh slides as were trained on, and on many."""
-    train, fresh = (
-        draw(n, (seed, part), case.tissue) for part, n in enumerate((case.n_bags, case.n_fresh))
-    )
-    fitted = VGPMILPRI(**SETTINGS | case.settings | {"calibrated": True}).fit(train)
+    train, told, fresh = case.draw(seed)
+    fitted = VGPMILPRI(**SETTINGS | case.settings | {"calibrated": True}).fit(train, told)
     odds = log_odds(fitted.log_proba_negative(fresh)[0])
     cross: Any = fitted.cross_fit_
     steps = IsotonicRegression(out_of_bounds="clip").fit(

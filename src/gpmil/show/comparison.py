@@ -27,11 +27,16 @@ class SlideMaps(NamedTuple):
     size: Any = None  # side of a patch where it differs from the step
 
 
-def comparison(slides: Sequence[SlideMaps], models: Sequence[str], width: float = 10.6) -> Figure:
+def comparison(
+    slides: Sequence[SlideMaps],
+    models: Sequence[str],
+    width: float = 10.6,
+    shown: str = "probability that a patch is positive",
+) -> Figure:
     """Slides side by side: the truth and the probabilities of several models for each.
 
     `width` is that of the figure. Slides that do not fit beside each other start a new line. All
-    have one scale, from 0 to a round number above the largest probability.
+    have one scale, from 0 to a round number above the largest value; `shown` stands below it.
     """
     layouts = [lay_out(slide.coords, slide.step, slide.size) for slide in slides]
     told = any(slide.truth is not None for slide in slides)
@@ -53,7 +58,7 @@ def comparison(slides: Sequence[SlideMaps], models: Sequence[str], width: float 
             left += _group_width(wide, headings) + spare
     bar = axes_at(figure, width / 2 - 1.5, FOOT - 0.12, 3.0, 0.09)
     scale = ScalarMappable(Normalize(0, top), colormaps[PROBABILITY])
-    colour_bar(figure, bar, scale, "probability that a patch is positive")
+    colour_bar(figure, bar, scale, shown)
     return figure
 
 
