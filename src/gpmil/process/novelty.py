@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpmil.fast import triangles
+from gpmil.fast import products, triangles
 from gpmil.process.kernels import squared_norms
 from gpmil.process.others import EPS, TINY, Sums, Turned, sums
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP
@@ -152,7 +152,7 @@ class Looked:
     def _turned(self, every: Turned) -> Float[np.ndarray, "n M"]:
         """W in the eigenbasis, which is asked for twice."""
         if not ("Q" in self._cache and np.array_equal(self._cache["Q"], every.Q)):
-            self._cache.update(Q=every.Q, V=self.W.numpy() @ every.Q)
+            self._cache.update(Q=every.Q, V=products.times(self.W.numpy(), every.Q))
         return self._cache["V"]
 
     def of_patient(self, patient: Int[np.ndarray, " S"], p: int) -> Sums | None:

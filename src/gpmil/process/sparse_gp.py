@@ -19,7 +19,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpmil.coupling.operator import Dense, Part
-from gpmil.fast import triangles
+from gpmil.fast import products, triangles
 from gpmil.process.kernels import JITTER, Kernel
 from gpmil.process.slide_context import Sizes, SlideContext, bag_means, to_patches
 
@@ -86,7 +86,7 @@ class SparseGP:
             K = self.kernel(x, self.inducing)
             if x.is_cuda:
                 return K @ self.L_inverse.mT
-            return torch.from_numpy(triangles.times(self.L_inverse.numpy(), K.numpy()))
+            return torch.from_numpy(products.times(K.numpy(), self.L_inverse.numpy().T, upper=True))
         return torch.linalg.solve_triangular(self.L, self.kernel(self.inducing, x), upper=False).mT
 
     def whiten_bags(self, x: Float[Tensor, "n d"], sizes: Sizes = None) -> Float[Tensor, "n k"]:
