@@ -107,7 +107,7 @@ def test_kmeans_is_as_good_as_that_of_scikit_learn():
     ours, theirs = [], []
     for seed in range(5):  # where one run ends is luck, and rounding may turn it
         centres = torch.from_numpy(inducing.kmeans(x, 40, seed=seed))
-        ours.append(float(x.square().sum() + inducing.tally(x, x, centres).distance))
+        ours.append(float(x.square().sum() + inducing.tally(*inducing.in_blocks(x)[0], centres).distance))
         theirs.append(KMeans(40, n_init=1, random_state=seed).fit(x.numpy()).inertia_)
     assert np.mean(ours) < 1.05 * np.mean(theirs)
 
@@ -124,7 +124,7 @@ def test_tally_against_loops(is_compiled, monkeypatch):
         sums[apart.argmin()] += row
         counts[apart.argmin()] += 1
         total += apart.min() - row @ row
-    found = inducing.tally(x, x, centres)
+    found = inducing.tally(*inducing.in_blocks(x)[0], centres)
     np.testing.assert_allclose(found.sums, sums, rtol=1e-14)
     np.testing.assert_array_equal(found.counts, counts)
     assert all(part.dtype == torch.float64 for part in found) and not counts[3]

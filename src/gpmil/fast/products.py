@@ -98,9 +98,9 @@ def _plain(X: Tensor) -> bool:
 
 @functools.cache
 def _tiles() -> Any:
-    """The module of tiles; None without Numba, or on other processors than Intel's and AMD's."""
+    """The module of tiles; None without Numba, or where they are no gain."""
     try:
         from gpmil.fast import tiles
     except (ImportError, RuntimeError):  # RuntimeError: no place for its cache
         return None
-    return tiles if tiles.VECTOR else None
+    return tiles if tiles.GAIN else None

@@ -4,8 +4,8 @@ A tile is some rows and columns of the result: at every step one row of the righ
 and each of its numbers is used for all rows of the tile. BLAS does the same; but the libraries
 that NumPy and torch bring along use half of the vectors that AMD's processors have, and copy both
 factors into blocks first, which matrices of a few hundred columns are not worth. Vectors are as
-wide as those of the processor that this is compiled for (`VECTOR`); there is nothing here for
-processors other than those of Intel and AMD with fused operations.
+wide as those of the processor that this is compiled for (`VECTOR`). `GAIN` says whether all that is
+worth it: where nothing is known of the vectors BLAS will know more.
 
 Every entry is added up in the order of the rows or columns it is summed over, whatever the tiles.
 """
@@ -24,16 +24,10 @@ TOGETHER = 64  # rows that are in the nearest cache while tiles go over them
 FLOAT32_ROWS = 1024  # products of so many rows are added up in float32, then in float64
 
 
-def _vector_bytes() -> int:
-    """The width of the vectors here; 0 where these loops are no gain."""
-    has = binding.get_host_cpu_features()
-    if has.get("avx512f"):
-        return 64
-    return 32 if has.get("avx2") and has.get("fma") else 0
-
-
-VECTOR = _vector_bytes()
-ROWS = max(VECTOR, 32) // 8  # of a tile
+_HAS = binding.get_host_cpu_features()
+VECTOR = 64 if _HAS.get("avx512f") else 32  # bytes
+GAIN = bool(_HAS.get("avx512f") or (_HAS.get("avx2") and _HAS.get("fma")))
+ROWS = VECTOR // 8  # of a tile
 
 
 # --- A tile ---------------------------------------------------------------------------------------
@@ -43,7 +37,7 @@ class _Writer:
     def __init__(self, builder, kind):
         self.builder, self.kind = builder, kind
         self.bytes = 8 if isinstance(kind, ir.DoubleType) else 4
-        self.width = max(VECTOR, 32) // self.bytes
+        self.width = VECTOR // self.bytes
         self.vector = ir.VectorType(kind, self.width)
 
     def number(self, value):
@@ -158,7 +152,7 @@ _row_wide, _row_middle, _row_narrow = _tile(1, 3), _tile(1, 2), _tile(1, 1)
 
 @njit(**INNER)
 @no_type_check
-def _tiles(A, a, a_row, a_step, B, b, b_step, C, c, c_row, n, fresh, rows, across):
+def tiles(A, a, a_row, a_step, B, b, b_step, C, c, c_row, n, fresh, rows, across):
     """One tile under the other: some rows, as wide as so many vectors, at most ACROSS."""
     even = rows - rows % ROWS
     for i in range(0, even, ROWS):
@@ -208,7 +202,7 @@ def _some(A, start, B, C, to, rows, upper):
     for j in range(0, m, ACROSS * width):
         across = min(ACROSS, (m - j) // width)
         n = min(steps, j + across * width) if upper else steps
-        _tiles(A, start * d, d, 1, B, j, m, C, to * m + j, m, n, fresh, rows, across)
+        tiles(A, start * d, d, 1, B, j, m, C, to * m + j, m, n, fresh, rows, across)
 
 
 @njit(**INNER)
@@ -263,6 +257,6 @@ def _below(left, right, n, sums):
     for j in range(0, m, ACROSS * width):
         across = min(ACROSS, (m - j) // width)
         first = j - j % ROWS
-        _tiles(
+        tiles(
             left, first, 1, m, right, j, m, sums, first * m + j, m, n, fresh, m - first, across
         )  # fmt: skip
