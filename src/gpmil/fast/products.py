@@ -17,18 +17,27 @@ from torch import Tensor
 ROWS = 1024  # weighted at a time: they are still in the cache when they are multiplied
 
 
+def matmul(
+    A: Float[Tensor, "n k"], B: Float[Tensor, "k m"], triangle: int = 0
+) -> Float[Tensor, "n m"]:
+    """A B; `triangle`: 1 where B is zero below its diagonal, -1 above, 0 where nowhere."""
+    if _plain(A) or B.requires_grad:
+        return A @ B
+    return torch.from_numpy(times(A.numpy(), B.numpy(), triangle=triangle))
+
+
 def times(
     A: Float[np.ndarray, "n k"],
     B: Float[np.ndarray, "k m"],
     out: Float[np.ndarray, "n m"] | None = None,
-    upper: bool = False,
+    triangle: int = 0,
 ) -> Float[np.ndarray, "n m"]:
-    """A B, on a CPU; `upper`: B is zero below its diagonal."""
+    """The same of arrays."""
     out = np.empty((len(A), B.shape[1]), A.dtype) if out is None else out
     loops = _tiles()
     if loops is None:
         return np.matmul(A, B, out=out)
-    loops.times(np.ascontiguousarray(A), np.ascontiguousarray(B), out, upper)
+    loops.times(np.ascontiguousarray(A), np.ascontiguousarray(B), out, triangle)
     return out
 
 

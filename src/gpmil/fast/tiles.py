@@ -176,8 +176,8 @@ def tiles(A, a, a_row, a_step, B, b, b_step, C, c, c_row, n, fresh, rows, across
 # --- Whole matrices -------------------------------------------------------------------------------
 @njit(**DOOR)
 @no_type_check
-def times(A, B, out, upper):
-    """out = A B; `upper`: B is zero below its diagonal."""
+def times(A, B, out, triangle):
+    """out = A B; `triangle`: 1 where B is zero below its diagonal, -1 above, 0 where nowhere."""
     n, m = A.shape[0], B.shape[1]
     width = VECTOR // A.itemsize
     padded = m + -m % width
@@ -185,7 +185,7 @@ def times(A, B, out, upper):
     C = out if plain else np.empty((TOGETHER, padded), out.dtype)
     for start in range(0, n, TOGETHER):
         rows = min(TOGETHER, n - start)
-        _some(A, start, B, C, start if plain else 0, rows, upper)
+        _some(A, start, B, C, start if plain else 0, rows, triangle)
         if not plain:
             for i in range(rows):
                 for j in range(m):
@@ -194,15 +194,17 @@ def times(A, B, out, upper):
 
 @njit(**INNER)
 @no_type_check
-def _some(A, start, B, C, to, rows, upper):
+def _some(A, start, B, C, to, rows, triangle):
     """A few rows of the product, all columns."""
     steps, m = B.shape
     width = VECTOR // A.itemsize
     d, fresh = A.shape[1], len(B) >= 0  # no constant: its type would be a new one
     for j in range(0, m, ACROSS * width):
         across = min(ACROSS, (m - j) // width)
-        n = min(steps, j + across * width) if upper else steps
-        tiles(A, start * d, d, 1, B, j, m, C, to * m + j, m, n, fresh, rows, across)
+        first = min(j, steps) if triangle < 0 else 0
+        n = (min(steps, j + across * width) if triangle > 0 else steps) - first
+        a, b = start * d + first, first * m + j
+        tiles(A, a, d, 1, B, b, m, C, to * m + j, m, n, fresh, rows, across)
 
 
 @njit(**INNER)

@@ -14,13 +14,13 @@ Matrix = Float[np.ndarray, "n n"]
 _FACTOR: dict[str, Any] = {"d": lapack.dpotrf, "f": lapack.spotrf}
 _SOLVE: dict[str, Any] = {"d": blas.dtrsm, "f": blas.strsm}
 _INVERT: dict[str, Any] = {"d": lapack.dtrtri, "f": lapack.strtri}
-_TIMES: dict[str, Any] = {"d": blas.dtrmm, "f": blas.strmm}
 
 
-def factor(A: Matrix) -> Matrix:
-    """The lower L in A = L L', in column order; above its diagonal is what was in A."""
+def factor(A: Matrix, clean: bool = False) -> Matrix:
+    """The lower L in A = L L', in column order; above its diagonal is what was in A, or zero."""
     # a matrix and its transpose are the same one: of rows that LAPACK reads as columns no copy
-    L, info = _FACTOR[A.dtype.char](A if A.flags.f_contiguous else A.T, lower=1, clean=0)
+    given = A if A.flags.f_contiguous else A.T
+    L, info = _FACTOR[A.dtype.char](given, lower=1, clean=int(clean))
     if info:
         raise np.linalg.LinAlgError(f"not positive definite: {info} of {len(A)} rows")
     return L
@@ -42,6 +42,7 @@ def inverse(L: Matrix) -> Matrix:
     return _INVERT[L.dtype.char](L, lower=1)[0]
 
 
-def times(L: Matrix, rows: Float[np.ndarray, "k n"], lower: bool = True) -> np.ndarray:
-    """L of every row, two thirds of the time of L^-1; the rows themselves are lost."""
-    return _TIMES[L.dtype.char](1.0, L, rows.T, lower=int(lower), overwrite_b=1).T
+def inverse_diagonal(L: Matrix) -> Float[np.ndarray, " n"]:
+    """The diagonal of (L L')^-1, of a factor with zeros above its diagonal."""
+    X = inverse(L)
+    return np.einsum("ij,ij->j", X, X)
