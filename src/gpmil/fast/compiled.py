@@ -59,6 +59,14 @@ class Loop(NamedTuple):
             return on_gpu.rise(w, c)
         return self._one_pass(w.double(), c, want_gradient=True)
 
+    def four_slopes(self, w: Float[Tensor, "4 M"], c: float) -> Float[Tensor, " M"] | None:
+        """The gradients of `rise` at four w, added up."""
+        if not self._serves():
+            return None
+        bags = (x.numpy() for x in self[:4])
+        total, in_range = kernels().passes.four_slopes(*bags, w.contiguous().numpy(), c)
+        return torch.from_numpy(total) if in_range else None
+
     def bound(
         self, w: Float[Tensor, " M"], c: float
     ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]] | None:
