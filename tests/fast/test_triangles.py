@@ -23,8 +23,6 @@ def test_factors_and_solves(n, dtype, tolerance):
     np.testing.assert_allclose(solved, np.linalg.solve(L, rows.T).T, rtol=0, atol=tolerance)
     inverse = np.tril(triangles.inverse(np.tril(found)))
     np.testing.assert_allclose(inverse @ L, np.eye(n), rtol=0, atol=tolerance)
-    diagonal = triangles.inverse_diagonal(triangles.factor(A, clean=True))
-    np.testing.assert_allclose(diagonal, np.linalg.inv(L @ L.T).diagonal(), rtol=10 * tolerance)
 
 
 def test_a_matrix_that_is_not_positive_is_refused():

@@ -164,8 +164,13 @@ def pairs() -> Any:
 
 
 def centres() -> Any:
-    """The module with the sums of k-means; None as above."""
+    """The module with k-means; None as above."""
     return None if kernels() is None else kernels().centres
+
+
+def less_rows() -> Any:
+    """The module with inverses of a few rows that are left out; None as above."""
+    return None if kernels() is None else kernels().less_rows
 
 
 def over_effect() -> Any:
@@ -233,6 +238,7 @@ def kernels() -> Any:
             effect,
             effect_adjoint,
             effect_pass,
+            less_rows,
             over_effect,
             pairs,
             passes,
@@ -249,6 +255,7 @@ def kernels() -> Any:
         effect=effect,
         effect_adjoint=effect_adjoint,
         effect_pass=effect_pass,
+        less_rows=less_rows,
         over_effect=over_effect,
         pairs=pairs,
         passes=passes,

@@ -16,11 +16,10 @@ _SOLVE: dict[str, Any] = {"d": blas.dtrsm, "f": blas.strsm}
 _INVERT: dict[str, Any] = {"d": lapack.dtrtri, "f": lapack.strtri}
 
 
-def factor(A: Matrix, clean: bool = False) -> Matrix:
-    """The lower L in A = L L', in column order; above its diagonal is what was in A, or zero."""
+def factor(A: Matrix) -> Matrix:
+    """The lower L in A = L L', in column order; above its diagonal is what was in A."""
     # a matrix and its transpose are the same one: of rows that LAPACK reads as columns no copy
-    given = A if A.flags.f_contiguous else A.T
-    L, info = _FACTOR[A.dtype.char](given, lower=1, clean=int(clean))
+    L, info = _FACTOR[A.dtype.char](A if A.flags.f_contiguous else A.T, lower=1, clean=0)
     if info:
         raise np.linalg.LinAlgError(f"not positive definite: {info} of {len(A)} rows")
     return L
@@ -40,9 +39,3 @@ def solved(L: Matrix, rows: Float[np.ndarray, "k n"]) -> Float[np.ndarray, "k n"
 def inverse(L: Matrix) -> Matrix:
     """L^-1, in column order."""
     return _INVERT[L.dtype.char](L, lower=1)[0]
-
-
-def inverse_diagonal(L: Matrix) -> Float[np.ndarray, " n"]:
-    """The diagonal of (L L')^-1, of a factor with zeros above its diagonal."""
-    X = inverse(L)
-    return np.einsum("ij,ij->j", X, X)

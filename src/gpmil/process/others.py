@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gpmil.fast import compiled
 from gpmil.fast.products import gram
-from gpmil.fast.triangles import factor, inverse_diagonal, solved
+from gpmil.fast.triangles import factor, solved
 
 RIDGE = 0.01  # r, of the mean variance in C
 TINY, EPS = np.finfo(float).tiny, 1e-12
@@ -103,8 +104,8 @@ class Turned(NamedTuple):
 class DiagonalLess:
     """diag(b) - U'U, of which x'(diag(b) - U'U)^-1 x is asked for; U are rows and some more.
 
-    It is |y|^2 + |z|^2 with y, b^-1/2 x where U has few rows, and z = L^-1 U y, U scaled likewise
-    and L L' = I - U U' (Woodbury's formula).
+    Where U has few rows that is |y|^2 + |z|^2 with y = b^-1/2 x, z = L^-1 U y, U scaled likewise
+    and L L' = I - U U' (Woodbury's formula); else |y|^2 with y = L^-1 x, L L' = diag(b) - U'U.
     """
 
     def __init__(
@@ -120,10 +121,7 @@ class DiagonalLess:
             return
         self.D = 1 / np.sqrt(b)
         self.U = U * self.D
-        rest = self.U @ self.U.T
-        np.negative(rest, out=rest)
-        rest.flat[:: len(U) + 1] += 1
-        self.L = factor(rest, clean=True)
+        self.root, self.diagonal = _inverse(self.U)
 
     def scaled(self, X: Float[np.ndarray, "k M"]) -> Float[np.ndarray, "k M"]:
         """y of every row."""
@@ -131,7 +129,7 @@ class DiagonalLess:
 
     def beyond(self, Y: Float[np.ndarray, "k M"]) -> Float[np.ndarray, "k l"]:
         """z of rows y."""
-        return solved(self.L, Y @ self.U.T) if self.few else Y[:, :0]
+        return Y @ self.U.T @ self.root.T if self.few else Y[:, :0]
 
     def roots(self, X: Float[np.ndarray, "k M"]) -> tuple[np.ndarray, np.ndarray]:
         """y and z of every row."""
@@ -142,8 +140,20 @@ class DiagonalLess:
         """x'(diag(b) - U'U)^-1 x of every row."""
         if self.few and X is self.rows:
             # U (I - U'U)^-1 U' = (I - U U')^-1 - I
-            return inverse_diagonal(self.L)[: len(X)] - 1
+            return self.diagonal[: len(X)] - 1
         return sum(map(_squares, self.roots(X)), np.zeros(len(X)))
+
+
+def _inverse(U: Float[np.ndarray, "l M"]) -> tuple[np.ndarray, Float[np.ndarray, " l"]]:
+    """L^-1 in I - U U' = L L', and the diagonal of (L L')^-1."""
+    loop = compiled.less_rows()
+    if loop is None:
+        root = np.linalg.inv(np.linalg.cholesky(np.eye(len(U)) - U @ U.T))
+        return root, np.einsum("ij,ij->j", root, root)
+    root, diagonal = loop.inverse(U)
+    if not np.isfinite(diagonal).all():
+        raise np.linalg.LinAlgError("all patches without those of a patient: not positive definite")
+    return root, diagonal
 
 
 class Others(NamedTuple):
