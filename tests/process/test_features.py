@@ -113,6 +113,20 @@ def test_kmeans_is_as_good_as_that_of_scikit_learn():
     assert np.mean(ours) < 1.05 * np.mean(theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_seeds_of_the_loop_are_those_of_torch(dtype, monkeypatch):
+    if compiled.centres() is None:
+        pytest.skip("not compiled here")
+    x = torch.from_numpy(draw(n=333, d=11, seed=4)).to(dtype)
+    for k in (2, 7, 60):  # two points for a centre, and more
+        found = inducing.spread(x, k, seed=k)
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled, "centres", lambda: None)
+            torch.testing.assert_close(found, inducing.spread(x, k, seed=k), rtol=0, atol=0)
+    one = x[:1].expand(40, -1).contiguous()  # all points in one place
+    torch.testing.assert_close(inducing.spread(one, 5, seed=0), one[:5], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_tally_against_loops(is_compiled, monkeypatch):
     if not is_compiled:

@@ -32,7 +32,7 @@ ROWS = VECTOR // 8  # of a tile
 
 # --- A tile ---------------------------------------------------------------------------------------
 class _Writer:
-    """Writes a tile's loop over n steps for LLVM: arrays come flat, places as numbers of entries."""
+    """Writes the loop of a tile for LLVM: arrays come flat, places as numbers of entries."""
 
     def __init__(self, builder, kind):
         self.builder, self.kind = builder, kind
