@@ -16,14 +16,14 @@ from gpmil.fast.tiles import ACROSS, ROWS, VECTOR, tiles
 @njit(**DOOR)
 @no_type_check
 def panels(x):
-    """Points side by side, panel after panel, zeros behind the last one."""
+    """Points side by side, a row for each column, panel after panel; zeros behind the last one."""
     n, d = x.shape
     wide = ACROSS * (VECTOR // x.itemsize)
-    out = np.zeros(((n + wide - 1) // wide, d, wide), x.dtype)
+    out = np.zeros(((n + wide - 1) // wide * d, wide), x.dtype)
     for i in range(n):
-        row, panel, at = x[i], out[i // wide], i % wide
+        row, first, at = x[i], i // wide * d, i % wide
         for k in range(d):
-            panel[k, at] = row[k]
+            out[first + k, at] = row[k]
     return out
 
 
@@ -31,10 +31,12 @@ def panels(x):
 @no_type_check
 def _products(left, points, panel, out):
     """z'x of the rows z of `left`, whole tiles of them, and the points of a panel."""
-    d, wide = points.shape[1], points.shape[2]
-    fresh = d >= 0  # no constant: its type would be a new one
+    (rows, d), wide = left.shape, points.shape[1]
+    # no constants: their types would be new ones, and all below compiled once more
+    zero, one, across, fresh = np.int64(0), np.int64(1), np.int64(ACROSS), d >= 0
     tiles(
-        left, 0, d, 1, points, panel * d * wide, wide, out, 0, wide, d, fresh, len(left), ACROSS
+        left, zero, d, one, points, panel * d * wide, wide, out, zero, wide,
+        d, fresh, rows, across,
     )  # fmt: skip
 
 
@@ -55,13 +57,13 @@ def tally(x, points, centres, square):
     """
     k, (n, d) = len(centres), x.shape
     sums, counts, total = np.zeros((k, d)), np.zeros(k), 0.0
-    left, wide = _rows(k, x), points.shape[2]
+    left, wide = _rows(k, x), points.shape[1]
     for c in range(k):
         for j in range(d):
             left[c, j] = -2 * centres[c, j]
     out = np.empty((len(left), wide), x.dtype)
     least, nearest = np.empty(wide, x.dtype), np.empty(wide, np.int32)
-    for panel in range(len(points)):
+    for panel in range(len(points) // d):
         _products(left, points, panel, out)
         _nearest(out, square, least, nearest)
         for i in range(min(wide, n - panel * wide)):
@@ -98,31 +100,50 @@ def spread(x, points, square, first, draws):
 
     The numbers of the points chosen.
     """
-    n, wide, (steps, t) = len(x), points.shape[2], draws.shape
-    chosen, drawn = np.empty(steps + 1, np.int64), np.full(t, first)
+    (n, d), wide, (steps, t) = x.shape, points.shape[1], draws.shape
+    chosen, drawn = np.empty(steps + 1, np.int64), np.empty(t, np.int64)
     left, out = _rows(t, x), np.empty((t + -t % ROWS, wide), x.dtype)
-    nearest, mass = np.full(n, np.inf).astype(x.dtype), np.empty_like(square)
+    nearest, mass = np.empty(n, x.dtype), np.empty(n, x.dtype)
     after = np.empty((t, n), x.dtype)
+    nearest[:] = np.inf
     for step in range(steps + 1):
         if step > 0:
             _cumulative(nearest, mass)
-            for c in range(t):
-                drawn[c] = min(np.searchsorted(mass, mass[-1] * draws[step - 1, c]), n - 1)
         for c in range(t):
-            left[c, :] = x[drawn[c]]
-        for panel in range(len(points)):
+            drawn[c] = _reached(mass, draws[step - 1, c]) if step > 0 else first
+            for j in range(d):
+                left[c, j] = x[drawn[c], j]
+        for panel in range(len(points) // d):
             _products(left, points, panel, out)
-            here = slice(panel * wide, min((panel + 1) * wide, n))
+            start, stop = panel * wide, min((panel + 1) * wide, n)
             for c in range(t):
-                _nearer(out[c], square[here], square[drawn[c]], nearest[here], after[c, here])
+                own = square[drawn[c]]
+                _nearer(
+                    out[c], square[start:stop], own, nearest[start:stop], after[c, start:stop]
+                )  # fmt: skip
         best, least = 0, np.inf
         for c in range(t):
             total = _sum(after[c])
             if total < least:
                 best, least = c, total
         chosen[step] = drawn[best]
-        nearest[:] = after[best]
+        for i in range(n):
+            nearest[i] = after[best, i]
     return chosen
+
+
+@njit(**INNER)
+@no_type_check
+def _reached(mass, share):
+    """The first place at which so much of the mass is reached."""
+    low, high, wanted = 0, len(mass) - 1, mass[-1] * share
+    while low < high:
+        middle = (low + high) // 2
+        if mass[middle] >= wanted:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 @njit(fastmath=FUSED, **INNER)

@@ -21,7 +21,8 @@ STRIP = ACROSS * WIDTH  # columns of a tile
 def inverse(U):
     """L^-1 in I - U U' = L L', and the diagonal of (L L')^-1; nan where it is not positive."""
     n, R = len(U), _less_products(U)
-    minus, root, diagonal = np.zeros_like(R), np.zeros_like(R), np.zeros(len(R))
+    wide = len(R)
+    minus, root, diagonal = np.zeros((wide, wide)), np.zeros((wide, wide)), np.zeros(wide)
     for start in range(0, len(R), ROWS):
         _finish(R, minus, start)
         _less_below(R, minus, start)
@@ -30,7 +31,7 @@ def inverse(U):
         for i in range(start, start + ROWS):
             for c in range(i + 1):
                 diagonal[c] += root[i, c] * root[i, c]
-    return root[:n, :n].copy(), diagonal[:n]
+    return root[:n, :n], diagonal[:n]
 
 
 @njit(fastmath=FUSED, **INNER)
@@ -38,7 +39,8 @@ def inverse(U):
 def _less_products(U):
     """I - U U', on and above its diagonal."""
     n, d = U.shape
-    wide, fresh = n + -n % ROWS, n > 0
+    # no constants: their types would be new ones, and all below compiled once more
+    wide, zero, one, fresh = n + -n % ROWS, np.int64(0), np.int64(1), n > 0
     columns, out = np.zeros((d, wide)), np.zeros((wide, wide))
     for start in range(0, n, 8):  # whole lines of the cache
         for k in range(d):
@@ -47,7 +49,7 @@ def _less_products(U):
     for j in range(0, wide, STRIP):
         across = min(ACROSS, (wide - j) // WIDTH)
         rows = min(n, j + across * WIDTH)
-        tiles(U, 0, d, 1, columns, j, wide, out, j, wide, d, fresh, rows, across)
+        tiles(U, zero, d, one, columns, j, wide, out, j, wide, d, fresh, rows, across)
     for i in range(wide):
         for j in range(i, wide):
             out[i, j] = -out[i, j]
@@ -73,13 +75,13 @@ def _finish(R, minus, start):
 @no_type_check
 def _less_below(R, minus, start):
     """R_ij -= sum_k R_ki R_kj over these rows k, in all rows below."""
-    n, first, fresh = len(R), start + ROWS, start < 0
+    n, first, one, many, fresh = len(R), start + ROWS, np.int64(1), np.int64(ROWS), start < 0
     for j in range(first, n, STRIP):
         across = min(ACROSS, (n - j) // WIDTH)
         rows = min(n, j + across * WIDTH) - first
         tiles(
-            minus, start * n + first, 1, n, R, start * n + j, n, R, first * n + j, n,
-            ROWS, fresh, rows, across,
+            minus, start * n + first, one, n, R, start * n + j, n, R, first * n + j, n,
+            many, fresh, rows, across,
         )  # fmt: skip
 
 
@@ -87,13 +89,13 @@ def _less_below(R, minus, start):
 @no_type_check
 def _invert(R, minus, root, start):
     """Some rows of L^-1, those before done: X_i = (1_i - sum_k R_ki X_k) / R_ii."""
-    n, stop, fresh = len(R), start + ROWS, start < 0
+    n, stop, one, many, fresh = len(R), start + ROWS, np.int64(1), np.int64(ROWS), start < 0
     for i in range(start, stop):
         root[i, i] = 1.0
     for j in range(0, stop, STRIP):
         across = min(ACROSS, (stop - j) // WIDTH)
         tiles(
-            minus, start, 1, n, root, j, n, root, start * n + j, n, start, fresh, ROWS, across
+            minus, start, one, n, root, j, n, root, start * n + j, n, start, fresh, many, across
         )  # fmt: skip
     for i in range(start, stop):
         row = root[i, : i + 1]

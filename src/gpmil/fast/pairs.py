@@ -96,10 +96,11 @@ def _first(weights, start, stop):
 @no_type_check
 def _products(columns, i, low, out):
     """out[r, j] = x_(i + r)'x_(low + j), a tile of rows up to the diagonal."""
-    (d, n), stop, fresh = columns.shape, i + ROWS, i >= 0
+    # no constants: their types would be new ones, and all below compiled once more
+    (d, n), stop, one, many, fresh = columns.shape, i + ROWS, np.int64(1), np.int64(ROWS), i >= 0
     for j in range(low, stop, ACROSS * ROWS):
         across = min(ACROSS, (stop - j) // ROWS)
-        tiles(columns, i, 1, n, columns, j, n, out, j - low, n, d, fresh, ROWS, across)
+        tiles(columns, i, one, n, columns, j, n, out, j - low, n, d, fresh, many, across)
 
 
 @njit(fastmath=ANY_ORDER, **INNER)

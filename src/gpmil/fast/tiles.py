@@ -146,31 +146,29 @@ def _write(write, arrays, places, rows, across):
         write.store(value, C, place)
 
 
-_wide, _middle, _narrow = _tile(ROWS, 3), _tile(ROWS, 2), _tile(ROWS, 1)
-_row_wide, _row_middle, _row_narrow = _tile(1, 3), _tile(1, 2), _tile(1, 1)
+_wide, _narrow = _tile(ROWS, ACROSS), _tile(ROWS, 1)
+_row_wide, _row_narrow = _tile(1, ACROSS), _tile(1, 1)
 
 
 @njit(**INNER)
 @no_type_check
 def tiles(A, a, a_row, a_step, B, b, b_step, C, c, c_row, n, fresh, rows, across):
     """One tile under the other: some rows, as wide as so many vectors, at most ACROSS."""
-    even = rows - rows % ROWS
+    even, width = rows - rows % ROWS, VECTOR // A.itemsize
     for i in range(0, even, ROWS):
         x, y = a + i * a_row, c + i * c_row
-        if across == 3:
+        if across == ACROSS:
             _wide(A, x, a_row, a_step, B, b, b_step, C, y, c_row, n, fresh)
-        elif across == 2:
-            _middle(A, x, a_row, a_step, B, b, b_step, C, y, c_row, n, fresh)
         else:
-            _narrow(A, x, a_row, a_step, B, b, b_step, C, y, c_row, n, fresh)
+            for j in range(0, across * width, width):
+                _narrow(A, x, a_row, a_step, B, b + j, b_step, C, y + j, c_row, n, fresh)
     for i in range(even, rows):
         x, y = a + i * a_row, c + i * c_row
-        if across == 3:
+        if across == ACROSS:
             _row_wide(A, x, a_row, a_step, B, b, b_step, C, y, c_row, n, fresh)
-        elif across == 2:
-            _row_middle(A, x, a_row, a_step, B, b, b_step, C, y, c_row, n, fresh)
         else:
-            _row_narrow(A, x, a_row, a_step, B, b, b_step, C, y, c_row, n, fresh)
+            for j in range(0, across * width, width):
+                _row_narrow(A, x, a_row, a_step, B, b + j, b_step, C, y + j, c_row, n, fresh)
 
 
 # --- Whole matrices -------------------------------------------------------------------------------
@@ -198,13 +196,14 @@ def _some(A, start, B, C, to, rows, triangle):
     """A few rows of the product, all columns."""
     steps, m = B.shape
     width = VECTOR // A.itemsize
-    d, fresh = A.shape[1], len(B) >= 0  # no constant: its type would be a new one
+    # no constants: their types would be new ones, and all below compiled once more
+    d, one, fresh = A.shape[1], np.int64(1), len(B) >= 0
     for j in range(0, m, ACROSS * width):
         across = min(ACROSS, (m - j) // width)
         first = min(j, steps) if triangle < 0 else 0
         n = (min(steps, j + across * width) if triangle > 0 else steps) - first
         a, b = start * d + first, first * m + j
-        tiles(A, a, d, 1, B, b, m, C, to * m + j, m, n, fresh, rows, across)
+        tiles(A, a, d, one, B, b, m, C, to * m + j, m, n, fresh, rows, across)
 
 
 @njit(**INNER)
@@ -244,7 +243,9 @@ def weighted_gram(X, weights, sums, total):
         for i in range(m):
             for j in range(i + 1):
                 total[i, j] += sums[i, j]
-        sums[:] = 0
+        for i in range(len(sums)):
+            for j in range(len(sums)):
+                sums[i, j] = 0
     for i in range(m):
         for j in range(i):
             total[j, i] = total[i, j]
@@ -255,10 +256,10 @@ def weighted_gram(X, weights, sums, total):
 def _below(left, right, n, sums):
     """sums += left'right, on the diagonal and below it."""
     m = len(sums)
-    width, fresh = VECTOR // left.itemsize, n < 0
+    width, one, fresh = VECTOR // left.itemsize, np.int64(1), n < 0
     for j in range(0, m, ACROSS * width):
         across = min(ACROSS, (m - j) // width)
         first = j - j % ROWS
         tiles(
-            left, first, 1, m, right, j, m, sums, first * m + j, m, n, fresh, m - first, across
+            left, first, one, m, right, j, m, sums, first * m + j, m, n, fresh, m - first, across
         )  # fmt: skip
