@@ -112,6 +112,19 @@ def test_the_same_sums_as_the_plain_pass(patching, sizes, M, strength, spread, c
         assert float((found[1] - sums).abs().max()) < bound
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_four_gradients_with_one_look(dtype, monkeypatch):
+    chunk = chunk_of([1, 5, 40, 7], 30, 0.7, dtype, seed=3)
+    w = torch.from_numpy(np.random.default_rng(4).normal(size=(4, 30)))
+    plain = sum(chunk.rise(one, -0.3)[1] for one in w)  # too small to be compiled
+    monkeypatch.setattr(compiled, "WORTH", 0)
+    for found in (chunk.loop.four_slopes(w, -0.3), pieces.four_slopes(chunk, w, -0.3)):
+        torch.testing.assert_close(found, plain, rtol=1e-11, atol=1e-11)
+    assert chunk.loop.four_slopes(1e6 * w, 0.0) is None
+    far = pieces.four_slopes(chunk, 1e6 * w, 0.0)  # beyond the range of the loop
+    torch.testing.assert_close(far, sum(chunk.rise(1e6 * one, 0.0)[1] for one in w))
+
+
 @pytest.mark.parametrize("strength", [0.0, 0.9])
 def test_no_sum_depends_on_the_bags_beside_it(strength, monkeypatch):
     monkeypatch.setattr(compiled, "WORTH", 0)

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
 
+import numpy as np
 import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -16,10 +17,19 @@ def draw(n, M, dtype):
     return H.to(dtype), torch.randn(n, dtype=torch.float64, generator=generator)
 
 
+@pytest.fixture(params=[True, False], ids=["tiles", "BLAS"])
+def tiles(request, monkeypatch):
+    """With tiles, where they are a gain, and without."""
+    if not request.param:
+        monkeypatch.setattr(products, "_tiles", lambda: None)
+
+
+@pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("n", [0, 1, 7, 2500])  # none, and more than go at a time
+@pytest.mark.parametrize("M", [5, 33, 48])  # less than a vector, some with a rest, whole tiles
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
-def test_products_are_the_plain_ones(n, dtype, tolerance):
-    H, weights = draw(n, 5, dtype)
+def test_products_are_the_plain_ones(n, M, dtype, tolerance):
+    H, weights = draw(n, M, dtype)
     weights[::3] = 0
     expected = H.double().mT @ (weights[:, None] * H.double())
     found = products.weighted_gram(H, weights.to(dtype))
@@ -31,9 +41,37 @@ def test_products_are_the_plain_ones(n, dtype, tolerance):
     )
 
 
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(
+    "shape", [(0, 3, 4), (1, 1, 1), (9, 5, 0), (5, 0, 3), (70, 9, 33), (131, 48, 40)]
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("triangle", [0, 1, -1])
+def test_one_matrix_times_another(shape, dtype, tolerance, triangle):
+    n, k, m = shape
+    A, B = draw(n, k, dtype)[0], draw(k, m, dtype)[0]
+    B = B.triu() if triangle > 0 else B.tril() if triangle < 0 else B
+    found = products.matmul(A, B, triangle)
+    assert found.dtype == dtype
+    expected = A.double() @ B.double()
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance * max(k, 1))
+
+
+def test_rows_of_a_product_do_not_hang_on_those_beside_them(monkeypatch):
+    A, B = draw(300, 37, torch.float64)[0].numpy(), draw(37, 29, torch.float64)[0].numpy()
+    whole = products.times(A, B)
+    monkeypatch.setattr(products, "SIDE_BY_SIDE", 0)  # in lanes
+    np.testing.assert_array_equal(products.times(A, B), whole)
+    apart = np.concatenate([products.times(A[s : s + 7], B) for s in range(0, 300, 7)])
+    if products._tiles() is not None:
+        np.testing.assert_array_equal(apart, whole)
+    np.testing.assert_allclose(apart, whole, rtol=1e-12)
+
+
 def test_columns_of_a_transposed_matrix_and_gradients():
     H, weights = draw(9, 4, torch.float64)
     torch.testing.assert_close(products.gram(H.mT.contiguous().mT), H.mT @ H)
+    torch.testing.assert_close(products.matmul(H.mT.contiguous().mT, H.mT), H @ H.mT)
     H.requires_grad_()
     products.weighted_gram(H, weights).sum().backward()
     assert H.grad.isfinite().all()

@@ -1,4 +1,4 @@
-"""Small factors and triangular products against NumPy's general ones."""
+"""Small factors and triangular solves against NumPy's general ones."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from gpmil.fast import triangles
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-4)])
 @pytest.mark.parametrize("n", [1, 7, 70])
-def test_factors_solves_and_products(n, dtype, tolerance):
+def test_factors_and_solves(n, dtype, tolerance):
     rng = np.random.default_rng(n)
     X = rng.normal(size=(n, n + 3))
     A = (X @ X.T / n + np.diag(rng.uniform(1, 2, n))).astype(dtype)
@@ -23,11 +23,6 @@ def test_factors_solves_and_products(n, dtype, tolerance):
     np.testing.assert_allclose(solved, np.linalg.solve(L, rows.T).T, rtol=0, atol=tolerance)
     inverse = np.tril(triangles.inverse(np.tril(found)))
     np.testing.assert_allclose(inverse @ L, np.eye(n), rtol=0, atol=tolerance)
-    np.testing.assert_allclose(
-        triangles.times(found, rows.copy()), rows @ L.T, rtol=0, atol=10 * tolerance
-    )
-    upper = triangles.times(np.triu(A), rows.copy(), lower=False)
-    np.testing.assert_allclose(upper, rows @ np.triu(A).T, rtol=0, atol=100 * tolerance)
 
 
 def test_a_matrix_that_is_not_positive_is_refused():

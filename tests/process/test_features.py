@@ -107,9 +107,24 @@ def test_kmeans_is_as_good_as_that_of_scikit_learn():
     ours, theirs = [], []
     for seed in range(5):  # where one run ends is luck, and rounding may turn it
         centres = torch.from_numpy(inducing.kmeans(x, 40, seed=seed))
-        ours.append(float(x.square().sum() + inducing.tally(x, x, centres).distance))
+        found = inducing.tally_all(inducing.in_blocks(x), centres)
+        ours.append(float(x.square().sum() + found.distance))
         theirs.append(KMeans(40, n_init=1, random_state=seed).fit(x.numpy()).inertia_)
     assert np.mean(ours) < 1.05 * np.mean(theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_seeds_of_the_loop_are_those_of_torch(dtype, monkeypatch):
+    if compiled.centres() is None:
+        pytest.skip("not compiled here")
+    x = torch.from_numpy(draw(n=333, d=11, seed=4)).to(dtype)
+    for k in (2, 7, 60):  # two points for a centre, and more
+        found = inducing.spread(x, k, seed=k)
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled, "centres", lambda: None)
+            torch.testing.assert_close(found, inducing.spread(x, k, seed=k), rtol=0, atol=0)
+    one = x[:1].expand(40, -1).contiguous()  # all points in one place
+    torch.testing.assert_close(inducing.spread(one, 5, seed=0), one[:5], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
@@ -124,7 +139,7 @@ def test_tally_against_loops(is_compiled, monkeypatch):
         sums[apart.argmin()] += row
         counts[apart.argmin()] += 1
         total += apart.min() - row @ row
-    found = inducing.tally(x, x, centres)
+    found = inducing.tally(*inducing.in_blocks(x)[0], centres)
     np.testing.assert_allclose(found.sums, sums, rtol=1e-14)
     np.testing.assert_array_equal(found.counts, counts)
     assert all(part.dtype == torch.float64 for part in found) and not counts[3]

@@ -59,6 +59,14 @@ class Loop(NamedTuple):
             return on_gpu.rise(w, c)
         return self._one_pass(w.double(), c, want_gradient=True)
 
+    def four_slopes(self, w: Float[Tensor, "4 M"], c: float) -> Float[Tensor, " M"] | None:
+        """The gradients of `rise` at four w, added up."""
+        if not self._serves():
+            return None
+        bags = (x.numpy() for x in self[:4])
+        total, in_range = kernels().passes.four_slopes(*bags, w.contiguous().numpy(), c)
+        return torch.from_numpy(total) if in_range else None
+
     def bound(
         self, w: Float[Tensor, " M"], c: float
     ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]] | None:
@@ -156,8 +164,13 @@ def pairs() -> Any:
 
 
 def centres() -> Any:
-    """The module with the sums of k-means; None as above."""
+    """The module with k-means; None as above."""
     return None if kernels() is None else kernels().centres
+
+
+def less_rows() -> Any:
+    """The module with inverses of a few rows that are left out; None as above."""
+    return None if kernels() is None else kernels().less_rows
 
 
 def over_effect() -> Any:
@@ -225,6 +238,7 @@ def kernels() -> Any:
             effect,
             effect_adjoint,
             effect_pass,
+            less_rows,
             over_effect,
             pairs,
             passes,
@@ -241,6 +255,7 @@ def kernels() -> Any:
         effect=effect,
         effect_adjoint=effect_adjoint,
         effect_pass=effect_pass,
+        less_rows=less_rows,
         over_effect=over_effect,
         pairs=pairs,
         passes=passes,

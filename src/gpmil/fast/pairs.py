@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, exp
+from gpmil.fast.tiles import ACROSS, ROWS, tiles  # as many rows as numbers in a vector
 
 LOWEST = -700.0  # below, exp is zero
 NOTHING = 1e-17  # of the weight of an instance with itself: thousands of them are lost in rounding
@@ -44,11 +45,12 @@ def rbf_against(x, scale, sizes, weights):
     for b in range(len(sizes)):
         rows, own = x[begin : begin + sizes[b]], weights[b]
         columns, half = _columns(rows, scale)
-        out = np.empty((4, columns.shape[1]))
-        for i in range(0, len(rows), 4):
-            low = _first(own, i, min(i + 4, len(rows)))
+        out = np.empty((ROWS, columns.shape[1]))
+        for i in range(0, len(rows), ROWS):
+            low = _first(own, i, min(i + ROWS, len(rows)))
+            low -= low % ROWS
             _products(columns, i, low, out)
-            for k in range(i, min(i + 4, len(rows))):
+            for k in range(i, min(i + ROWS, len(rows))):
                 before = _before(out[k - i, : k - low], half[k], half[low:], own[k, low:])
                 total += 2 * before + own[k, k]
         begin += sizes[b]
@@ -58,9 +60,9 @@ def rbf_against(x, scale, sizes, weights):
 @njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def _columns(x, scale):
-    """The columns of scale (x - its mean) side by side, zeros up to fours; |row|^2 / 2."""
+    """The columns of scale (x - its mean) side by side, zeros up to whole tiles; |row|^2 / 2."""
     n, d = x.shape
-    columns, half, mean = np.zeros((d + -d % 4, n + -n % 4)), np.zeros(n), np.zeros(d)
+    columns, half, mean = np.zeros((d, n + -n % ROWS)), np.zeros(n), np.zeros(d)
     for i in range(n):
         row = x[i]
         for k in range(d):
@@ -90,26 +92,15 @@ def _first(weights, start, stop):
     return low
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(**INNER)
 @no_type_check
 def _products(columns, i, low, out):
-    """out[r, j] = x_(i + r)'x_(low + j), four rows and four entries of each at a time."""
-    n = i + 4 - low
-    r0, r1, r2, r3 = out[0, :n], out[1, :n], out[2, :n], out[3, :n]
-    out[:, :n] = 0.0
-    for k in range(0, len(columns), 4):
-        c0, c1, c2, c3 = columns[k], columns[k + 1], columns[k + 2], columns[k + 3]
-        a0, a1, a2, a3 = c0[i], c1[i], c2[i], c3[i]
-        b0, b1, b2, b3 = c0[i + 1], c1[i + 1], c2[i + 1], c3[i + 1]
-        d0, d1, d2, d3 = c0[i + 2], c1[i + 2], c2[i + 2], c3[i + 2]
-        e0, e1, e2, e3 = c0[i + 3], c1[i + 3], c2[i + 3], c3[i + 3]
-        c0, c1, c2, c3 = c0[low:], c1[low:], c2[low:], c3[low:]
-        for j in range(n):
-            x0, x1, x2, x3 = c0[j], c1[j], c2[j], c3[j]
-            r0[j] = r0[j] + a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-            r1[j] = r1[j] + b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
-            r2[j] = r2[j] + d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
-            r3[j] = r3[j] + e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
+    """out[r, j] = x_(i + r)'x_(low + j), a tile of rows up to the diagonal."""
+    # no constants: their types would be new ones, and all below compiled once more
+    (d, n), stop, one, many, fresh = columns.shape, i + ROWS, np.int64(1), np.int64(ROWS), i >= 0
+    for j in range(low, stop, ACROSS * ROWS):
+        across = min(ACROSS, (stop - j) // ROWS)
+        tiles(columns, i, one, n, columns, j, n, out, j - low, n, d, fresh, many, across)
 
 
 @njit(fastmath=ANY_ORDER, **INNER)

@@ -31,6 +31,21 @@ def times(H, start, stop, w, c, mu):
         mu[i] = c + total
 
 
+@njit(fastmath=ANY_ORDER, **INNER)
+@no_type_check
+def _times_four(H, start, stop, w, c, mu):
+    """The same for four w, with one look at H."""
+    w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+    for i in range(stop - start):
+        row, t0, t1, t2, t3 = H[start + i], 0.0, 0.0, 0.0, 0.0
+        for j in range(len(row)):
+            t0 += row[j] * w0[j]
+            t1 += row[j] * w1[j]
+            t2 += row[j] * w2[j]
+            t3 += row[j] * w3[j]
+        mu[0, i], mu[1, i], mu[2, i], mu[3, i] = c + t0, c + t1, c + t2, c + t3
+
+
 @njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _tails(mu, sigma, start, n, z, upper, hazard):
@@ -75,6 +90,21 @@ def _log_z(log_q, positive):
     return math.log(p), math.exp(log_q) / p
 
 
+@njit(**INNER)
+@no_type_check
+def _of_bag(mu, sigma, start, n, positive, z, upper, hazard):
+    """What `_log_z` gives at mu, and whether all was within range; the hazards are left behind."""
+    _tails(mu, sigma, start, n, z, upper, hazard)
+    log_q, top = _log_q(z, upper, n)
+    doubtful = positive and log_q > DOUBTFUL
+    if not log_q <= 0 or top > LARGEST or (doubtful and top < SMALLEST):
+        return 0.0, 0.0, False
+    if doubtful:
+        log_q = _log_q_near_one(z, n)
+    log_z, factor = _log_z(log_q, positive)
+    return log_z, factor, True
+
+
 @njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _unsmooth(e, start, n, diagonal, first, column, weight, x):
@@ -117,6 +147,15 @@ def against(H, start, stop, x, block, out):
 
 
 # --- All bags -------------------------------------------------------------------------------------
+@njit(**INNER)
+@no_type_check
+def _largest(offsets):
+    largest = 0
+    for b in range(len(offsets) - 1):
+        largest = max(largest, offsets[b + 1] - offsets[b])
+    return largest
+
+
 @njit(fastmath=FUSED, **DOOR)
 @no_type_check
 def one_pass(
@@ -126,9 +165,7 @@ def one_pass(
 
     Products with H are in the dtype of w, everything else in float64.
     """
-    largest = 0
-    for b in range(len(positive)):
-        largest = max(largest, offsets[b + 1] - offsets[b])
+    largest = _largest(offsets)
     mu, z, upper = np.empty(largest), np.empty(largest), np.empty(largest)
     hazard, e = np.empty(largest), np.empty(largest)
     x, block, out = np.empty(largest, w.dtype), np.empty(len(w), w.dtype), np.zeros(len(w))
@@ -137,14 +174,9 @@ def one_pass(
         start, stop = offsets[b], offsets[b + 1]
         n = stop - start
         times(H, start, stop, w, c, mu)
-        _tails(mu, sigma, start, n, z, upper, hazard)
-        log_q, top = _log_q(z, upper, n)
-        doubtful = positive[b] and log_q > DOUBTFUL
-        if not log_q <= 0 or top > LARGEST or (doubtful and top < SMALLEST):
+        log_z, factor, fine = _of_bag(mu, sigma, start, n, positive[b], z, upper, hazard)
+        if not fine:
             return total, out, False
-        if doubtful:
-            log_q = _log_q_near_one(z, n)
-        log_z, factor = _log_z(log_q, positive[b])
         total += log_z
         if want_gradient:
             # d log Z / dmu = (E - mu) / sigma^2
@@ -156,6 +188,30 @@ def one_pass(
             _unsmooth(e, start, n, diagonal, first, column, weight, x)
         against(H, start, stop, x, block, out)
     return total, out, True
+
+
+@njit(fastmath=FUSED, **DOOR)
+@no_type_check
+def four_slopes(H, sigma, offsets, positive, w, c):
+    """The gradient of sum_b log Z_b, added up over four w; and whether all was within range."""
+    largest = _largest(offsets)
+    mu, z, upper = np.empty((4, largest)), np.empty(largest), np.empty(largest)
+    hazard, x = np.empty(largest), np.empty(largest)
+    block, out = np.empty(w.shape[1]), np.zeros(w.shape[1])
+    for b in range(len(positive)):
+        start, stop = offsets[b], offsets[b + 1]
+        n = stop - start
+        _times_four(H, start, stop, w, c, mu)
+        x[:] = 0.0
+        for p in range(4):
+            _, factor, fine = _of_bag(mu[p], sigma, start, n, positive[b], z, upper, hazard)
+            if not fine:
+                return out, False
+            # d log Z / dmu = (E - mu) / sigma^2
+            for i in range(n):
+                x[i] += factor * hazard[i] / sigma[start + i]
+        against(H, start, stop, x, block, out)
+    return out, True
 
 
 # --- Sweeps ---------------------------------------------------------------------------------------

@@ -1,25 +1,69 @@
 """Products by the routine that is the fastest for them.
 
-Where the result is symmetric BLAS can compute half of it. torch has no door to that; NumPy takes it
-where a matrix meets its own transpose. On a CPU that takes six tenths of the time of a plain
-product, on a GPU the plain one is taken. In float32 oneDNN makes use of the whole width of a
+On a CPU that is tiles.py, where Numba can be used; else BLAS, which can compute half of a result
+that is symmetric: torch has no door to that, NumPy takes it where a matrix meets its own
+transpose. On a GPU the plain product is taken. In float32 oneDNN makes use of the whole width of a
 processor's vectors, whoever made it: half the time of MKL on AMD.
 """
+
+import functools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpmil.fast.lanes import LANES, in_lanes
+
 ROWS = 1024  # weighted at a time: they are still in the cache when they are multiplied
+SIDE_BY_SIDE = 2**26  # multiplications from which threads pay
+
+
+def matmul(
+    A: Float[Tensor, "n k"], B: Float[Tensor, "k m"], triangle: int = 0
+) -> Float[Tensor, "n m"]:
+    """A B; `triangle`: 1 where B is zero below its diagonal, -1 above, 0 where nowhere."""
+    if _plain(A) or B.requires_grad:
+        return A @ B
+    return torch.from_numpy(times(A.numpy(), B.numpy(), triangle=triangle))
+
+
+def times(
+    A: Float[np.ndarray, "n k"],
+    B: Float[np.ndarray, "k m"],
+    out: Float[np.ndarray, "n m"] | None = None,
+    triangle: int = 0,
+) -> Float[np.ndarray, "n m"]:
+    """The same of arrays."""
+    out = np.empty((len(A), B.shape[1]), A.dtype) if out is None else out
+    loops = _tiles()
+    if loops is None:
+        return np.matmul(A, B, out=out)
+    A, B = np.ascontiguousarray(A), np.ascontiguousarray(B)
+    if len(A) * B.size < SIDE_BY_SIDE:
+        loops.times(A, B, out, triangle)
+        return out
+    many = len(A) // LANES + 1
+
+    def one_lane(starts: Sequence[int]) -> None:
+        for start in starts:
+            rows = slice(start, start + many)
+            loops.times(A[rows], B, out[rows], triangle)
+
+    in_lanes(range(0, len(A), many), one_lane, lambda *_: None)
+    return out
 
 
 def gram(X: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:
     """X'X."""
     if _plain(X):
         return X.mT @ X
-    rows = X.numpy()
-    return torch.from_numpy(rows.T @ rows)
+    rows, loops = X.numpy(), _tiles()
+    if loops is None:
+        return torch.from_numpy(rows.T @ rows)
+    return torch.from_numpy(_by_tiles(rows, np.ones(len(rows), rows.dtype), loops)).to(X.dtype)
 
 
 def weighted_gram(
@@ -28,7 +72,23 @@ def weighted_gram(
     """H'diag(weights) H, multiplied in the dtype of H, added up in float64."""
     if _plain(H) or (weights.requires_grad and torch.is_grad_enabled()):
         return (H.mT @ (weights[:, None] * H)).double()
-    weights = weights.detach()
+    weights, loops = weights.detach(), _tiles()
+    if loops is not None:
+        return torch.from_numpy(_by_tiles(H.numpy(), weights.contiguous().numpy(), loops))
+    return _by_halves(H, weights)
+
+
+def _by_tiles(
+    X: Float[np.ndarray, "n M"], weights: Float[np.ndarray, " n"], loops: Any
+) -> Float[np.ndarray, "M M"]:
+    M = X.shape[1]
+    padded = M + -M % (loops.VECTOR // X.itemsize)
+    total, sums = np.zeros((M, M)), np.zeros((padded, padded), X.dtype)
+    loops.weighted_gram(np.ascontiguousarray(X), weights, sums, total)
+    return total
+
+
+def _by_halves(H: Float[Tensor, "n M"], weights: Float[Tensor, " n"]) -> Float[Tensor, "M M"]:
     h, root = H.numpy(), weights.abs().sqrt_().numpy()
     total = np.zeros((h.shape[1], h.shape[1]))
     # H'diag(a) H - H'diag(b) H, a the weights above zero and -b those below
@@ -58,3 +118,13 @@ def ready(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def _plain(X: Tensor) -> bool:
     return X.is_cuda or X.requires_grad
+
+
+@functools.cache
+def _tiles() -> Any:
+    """The module of tiles; None without Numba, or where they are no gain."""
+    try:
+        from gpmil.fast import tiles
+    except (ImportError, RuntimeError):  # RuntimeError: no place for its cache
+        return None
+    return tiles if tiles.GAIN else None

@@ -14,7 +14,6 @@ Matrix = Float[np.ndarray, "n n"]
 _FACTOR: dict[str, Any] = {"d": lapack.dpotrf, "f": lapack.spotrf}
 _SOLVE: dict[str, Any] = {"d": blas.dtrsm, "f": blas.strsm}
 _INVERT: dict[str, Any] = {"d": lapack.dtrtri, "f": lapack.strtri}
-_TIMES: dict[str, Any] = {"d": blas.dtrmm, "f": blas.strmm}
 
 
 def factor(A: Matrix) -> Matrix:
@@ -40,8 +39,3 @@ def solved(L: Matrix, rows: Float[np.ndarray, "k n"]) -> Float[np.ndarray, "k n"
 def inverse(L: Matrix) -> Matrix:
     """L^-1, in column order."""
     return _INVERT[L.dtype.char](L, lower=1)[0]
-
-
-def times(L: Matrix, rows: Float[np.ndarray, "k n"], lower: bool = True) -> np.ndarray:
-    """L of every row, two thirds of the time of L^-1; the rows themselves are lost."""
-    return _TIMES[L.dtype.char](1.0, L, rows.T, lower=int(lower), overwrite_b=1).T

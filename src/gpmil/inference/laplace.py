@@ -22,11 +22,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpmil.fast.lanes import few_threads
-from gpmil.inference.solvers import FEW_COLUMNS, Problem, collapsed_bound, rise, sampled
+from gpmil.inference.pieces import four_slopes
+from gpmil.inference.solvers import FEW_COLUMNS, Problem, collapsed_bound, rise, sampled, summed
 from gpmil.inference.steps import mended
 from gpmil.process.sparse_gp import Posterior
 
-POINTS = 4  # x that an average is taken over, as many gradients
+POINTS = 4  # x that an average is taken over, as many gradients: `four_slopes`
 STEPS = 3  # averages
 FARTHEST = 3**0.5  # deviations between the mode of one hump and its mean
 PIECES = 4  # of a large cohort: so many, or up to twice as many, stand for all
@@ -67,8 +68,7 @@ def mean(problem: Problem, q: Posterior) -> Float[Tensor, " M"]:
     rest = rise(some, q.w)[1]  # zero at the maximum of the bound, but for the sample
 
     def slope(v: Tensor) -> Tensor:
-        total = sum((rise(some, v + one)[1] for one in x), torch.zeros_like(v))
-        return (total / len(x) - rest) * (problem.share / some.share)
+        return (mean_slope(some, v + x) - rest) * (problem.share / some.share)
 
     v, B, here = q.w, q.R, slope(q.w)
     for _ in range(STEPS - 1):
@@ -76,6 +76,12 @@ def mean(problem: Problem, q: Posterior) -> Float[Tensor, " M"]:
         there = slope(v + step)
         v, B, here = v + step, mended(B, step, here - there), there
     return q.w + within(v + torch.linalg.solve(B, here) - q.w, q.R)
+
+
+def mean_slope(problem: Problem, w: Float[Tensor, "4 M"]) -> Float[Tensor, " M"]:
+    """The mean of the gradients of L at four w."""
+    (found,) = summed(problem, lambda piece: (four_slopes(piece, w, problem.c),))
+    return found / len(w) - problem.share * w.mean(0)
 
 
 def within(shift: Float[Tensor, " M"], J: Float[Tensor, "M M"]) -> Float[Tensor, " M"]:

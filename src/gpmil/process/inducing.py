@@ -26,7 +26,7 @@ MAX_STEPS = 100
 SETTLED = 2e-3  # relative gain of a step below which Lloyd stops: within 0.7 % of the end
 SEEDS_SETTLED = 10  # times as much among the few points that only say where to start
 
-Block = tuple[Tensor, Tensor]  # some points, and the same as products take them
+Block = tuple[Tensor, Tensor | np.ndarray]  # some points, and the same as products take them
 
 
 def kmeans_by_class(
@@ -116,7 +116,12 @@ def seeds(few: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
 
 def in_blocks(x: Float[Tensor, "n d"]) -> list[Block]:
     """Points some at a time, each with what products take."""
-    return [(some, products.ready(some)) for some in x.split(len(x) if x.is_cuda else BLOCK)]
+    return [(some, _ready(some)) for some in x.split(len(x) if x.is_cuda else BLOCK)]
+
+
+def _ready(x: Float[Tensor, "n d"]) -> Tensor | np.ndarray:
+    loop = None if x.is_cuda else compiled.centres()
+    return products.ready(x) if loop is None else loop.panels(x.numpy())
 
 
 def tally_all(blocks: Sequence[Block], centres: Float[Tensor, "k d"]) -> "Tally":
@@ -141,6 +146,8 @@ def spread(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
     square, first = x.square().sum(1), int(random.integers(len(x)))
     draws = torch.from_numpy(random.random((k - 1, 2 + int(np.log(k))))).to(x)
     found = fused_spread.chosen(x, first, draws)
+    if found is None:
+        found = _compiled_spread(x, square, first, draws)
     if found is not None:
         return x[found]
     chosen = [torch.tensor([first], device=x.device)]
@@ -153,6 +160,17 @@ def spread(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
         chosen.append(drawn[best])
         nearest = after[best][0]
     return x[torch.cat(chosen)]
+
+
+def _compiled_spread(
+    x: Float[Tensor, "n d"], square: Float[Tensor, " n"], first: int, draws: Float[Tensor, "k1 t"]
+) -> Int[Tensor, " k"] | None:
+    """The same points in one loop; None where it is not compiled."""
+    loop = None if x.is_cuda else compiled.centres()
+    if loop is None:
+        return None
+    points, norms, u = x.numpy(), square.numpy(), draws.numpy()
+    return torch.from_numpy(loop.spread(points, loop.panels(points), norms, first, u))
 
 
 def _squared_distances(
@@ -172,20 +190,20 @@ class Tally(NamedTuple):
 
 
 def tally(
-    x: Float[Tensor, "n d"], ready: Float[Tensor, "n d"], centres: Float[Tensor, "k d"]
+    x: Float[Tensor, "n d"], ready: Tensor | np.ndarray, centres: Float[Tensor, "k d"]
 ) -> Tally:
     """Every point to its nearest centre."""
-    # |x - z|^2 - |x|^2 = |z|^2 - 2 x'z
-    distance = products.affine(ready, -2 * centres, centres.square().sum(1))
-    loop = None if x.is_cuda else compiled.centres()
-    if loop is not None:
-        near = distance.numpy()  # whose argmin is three times as fast as torch's
-        sums, counts, total = loop.tally(x.numpy(), near.argmin(1), near)
+    square = centres.square().sum(1)
+    if isinstance(ready, np.ndarray):
+        loop, arrays = compiled.centres(), (a.numpy() for a in (centres, square))
+        sums, counts, total = loop.tally(x.numpy(), ready, *arrays)
         return Tally(
             torch.from_numpy(sums),
             torch.from_numpy(counts),
             torch.tensor(total, dtype=torch.float64),
         )
+    # |x - z|^2 - |x|^2 = |z|^2 - 2 x'z
+    distance = products.affine(ready, -2 * centres, square)
     least, nearest = distance.min(1)
     # in float64: the mean of equal points is the point
     sums = torch.zeros_like(centres, dtype=torch.float64).index_add_(0, nearest, x.double())

@@ -18,7 +18,7 @@ from gpytorch.kernels import Kernel as GPyTorchKernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gpmil.fast import compiled
+from gpmil.fast import compiled, products
 
 TINY = 1e-30  # a squared distance
 JITTER = 1e-6  # of the variance, on the diagonal of Kzz
@@ -96,7 +96,7 @@ def _compiled_rbf(
     pairs = zip(out.numpy(), x.reshape(count, n, d).numpy(), z.reshape(count, m, d).numpy())
     with np.errstate(over="ignore", invalid="ignore"):  # as torch has it; who asks looks at K
         for K, a, b in pairs:
-            np.matmul(a, b.T, out=K)
+            products.times(a, b.T, K)
             loop.rbf(K, squares(a) / 2, squares(b) / 2, float(variance))
     return out.view(*many, n, m)
 

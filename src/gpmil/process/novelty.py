@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpmil.fast import triangles
+from gpmil.fast import products
 from gpmil.process.kernels import squared_norms
 from gpmil.process.others import EPS, TINY, Sums, Turned, sums
 from gpmil.process.sparse_gp import Posterior, Predictor, SparseGP
@@ -152,7 +152,7 @@ class Looked:
     def _turned(self, every: Turned) -> Float[np.ndarray, "n M"]:
         """W in the eigenbasis, which is asked for twice."""
         if not ("Q" in self._cache and np.array_equal(self._cache["Q"], every.Q)):
-            self._cache.update(Q=every.Q, V=self.W.numpy() @ every.Q)
+            self._cache.update(Q=every.Q, V=products.times(self.W.numpy(), every.Q))
         return self._cache["V"]
 
     def of_patient(self, patient: Int[np.ndarray, " S"], p: int) -> Sums | None:
@@ -239,11 +239,11 @@ class Seen:
         known = Slides(_solved(metric, self.slides), self.spreads)
         # y' = w' chol^-T = k(x, Z) L^-T chol^-T
         both = _solved(metric, gp.L_inverse.mT).mT
-        d = Slides.of(_turned(some, both, lower=True), bag).nearest(known)
+        d = Slides.of(products.matmul(some, both.mT, triangle=1), bag).nearest(known)
         q = Posterior.build(torch.zeros_like(self.mean), self.R)
         # w'(I - R^-1) w = |B'k|^2 = |U k|^2,  B' = Q U with a triangle U
         U = torch.linalg.qr(Predictor.build(gp, q, 0.0).columns[:, 1:].mT, mode="r").R
-        e = squared_norms(_turned(K, U, lower=False)) / own
+        e = squared_norms(products.matmul(K, U.mT, triangle=-1)) / own
         # an edge at zero, where all are alike, is none to measure by
         edges = fences(self.scores).clip(EPS)
         mean = bag_mean(e[rows, None], bag)[:, 0].cpu().numpy()
@@ -347,15 +347,6 @@ def fences(scores: Float[np.ndarray, "S 2"]) -> Float[np.ndarray, " 2"]:
 def _solved(chol: Float[Tensor, "M M"], rows: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
     """chol^-1 of every row."""
     return torch.linalg.solve_triangular(chol, rows.mT, upper=False).mT
-
-
-def _turned(
-    K: Float[Tensor, "n M"], triangle: Float[Tensor, "r M"], lower: bool
-) -> Float[Tensor, "n r"]:
-    """A triangle of every row; on a CPU half of it is multiplied, and the rows may be lost."""
-    if K.is_cuda or triangle.shape[0] < triangle.shape[1]:
-        return K @ triangle.mT
-    return torch.from_numpy(triangles.times(triangle.numpy(), K.contiguous().numpy(), lower))
 
 
 def surprise(share: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:

@@ -7,11 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gpmil.fast import compiled
 from gpmil.fast.products import gram
 from gpmil.fast.triangles import factor, solved
 
 RIDGE = 0.01  # r, of the mean variance in C
 TINY, EPS = np.finfo(float).tiny, 1e-12
+FEW = 4  # slides that are compared at a time
 
 
 class Sums(NamedTuple):
@@ -99,11 +101,12 @@ class Turned(NamedTuple):
         return Others(rest, R, DiagonalLess(b, lost, rest**0.5 * mean[None]))
 
 
-Roots = tuple[Float[np.ndarray, "k r"], Float[np.ndarray, "k l"]]
-
-
 class DiagonalLess:
-    """diag(b) - U'U, of which products with the inverse are asked for; U are rows and some more."""
+    """diag(b) - U'U, of which x'(diag(b) - U'U)^-1 x is asked for; U are rows and some more.
+
+    Where U has few rows that is |y|^2 + |z|^2 with y = b^-1/2 x, z = L^-1 U y, U scaled likewise
+    and L L' = I - U U' (Woodbury's formula); else |y|^2 with y = L^-1 x, L L' = diag(b) - U'U.
+    """
 
     def __init__(
         self,
@@ -116,22 +119,41 @@ class DiagonalLess:
         if not self.few:
             self.L = factor(np.diag(b) - U.T @ U)
             return
-        # D + D U'(I - U D U')^-1 U D,  D = diag(b)^-1 (Woodbury's formula)
         self.D = 1 / np.sqrt(b)
         self.U = U * self.D
-        self.G = self.U @ self.U.T
-        rest = -self.G
-        rest.flat[:: len(U) + 1] += 1
-        self.L = factor(rest)
+        self.root, self.diagonal = _inverse(self.U)
 
-    def roots(self, X: Float[np.ndarray, "k M"]) -> Roots:
-        """Two matrices side by side that are Y, Y Y' = X (diag(b) - U'U)^-1 X'."""
-        if not self.few:
-            return solved(self.L, X.copy()), X[:, :0]
-        if X is self.rows:
-            return self.U[: len(X)], solved(self.L, self.G[: len(X)].copy())
-        X = X * self.D
-        return X, solved(self.L, X @ self.U.T)
+    def scaled(self, X: Float[np.ndarray, "k M"]) -> Float[np.ndarray, "k M"]:
+        """y of every row."""
+        return X * self.D if self.few else solved(self.L, X.copy())
+
+    def beyond(self, Y: Float[np.ndarray, "k M"]) -> Float[np.ndarray, "k l"]:
+        """z of rows y."""
+        return Y @ self.U.T @ self.root.T if self.few else Y[:, :0]
+
+    def roots(self, X: Float[np.ndarray, "k M"]) -> tuple[np.ndarray, np.ndarray]:
+        """y and z of every row."""
+        Y = self.scaled(X)
+        return Y, self.beyond(Y)
+
+    def powers(self, X: Float[np.ndarray, "k M"]) -> Float[np.ndarray, " k"]:
+        """x'(diag(b) - U'U)^-1 x of every row."""
+        if self.few and X is self.rows:
+            # U (I - U'U)^-1 U' = (I - U U')^-1 - I
+            return self.diagonal[: len(X)] - 1
+        return sum(map(_squares, self.roots(X)), np.zeros(len(X)))
+
+
+def _inverse(U: Float[np.ndarray, "l M"]) -> tuple[np.ndarray, Float[np.ndarray, " l"]]:
+    """L^-1 in I - U U' = L L', and the diagonal of (L L')^-1."""
+    loop = compiled.less_rows()
+    if loop is None:
+        root = np.linalg.inv(np.linalg.cholesky(np.eye(len(U)) - U @ U.T))
+        return root, np.einsum("ij,ij->j", root, root)
+    root, diagonal = loop.inverse(U)
+    if not np.isfinite(diagonal).all():
+        raise np.linalg.LinAlgError("all patches without those of a patient: not positive definite")
+    return root, diagonal
 
 
 class Others(NamedTuple):
@@ -145,7 +167,7 @@ class Others(NamedTuple):
         self, own: Float[np.ndarray, " k"], V: Float[np.ndarray, "k M"]
     ) -> Float[np.ndarray, " k"]:
         """e of rows V: w'(I - R^-1) w / k(x, x)."""
-        return (_squares(V) - sum(map(_squares, self.R.roots(V)))) / own
+        return (_squares(V) - self.R.powers(V)) / own
 
     def nearest(
         self,
@@ -157,16 +179,25 @@ class Others(NamedTuple):
     ) -> Float[np.ndarray, " b"]:
         """d_b of slides of the rows V with means `mine`, from phi_j and v_j of others."""
         starts, counts = _slides(bag)
-        middles, theirs = self.metric.roots(mine), self.metric.roots(phi)
         # tr(A S) = mean |y|^2 - |mean y|^2
-        power = np.add.reduceat(sum(map(_squares, self.metric.roots(V))), starts) / counts
-        own = (power - sum(map(_squares, middles))).clip(min=0.0)
-        found = [
-            self.n * sum(_squares(y - at[b]) for y, at in zip(theirs, middles))
-            / (self.n * own[b] + spreads).clip(min=EPS)
-            for b in range(len(own))
-        ]  # fmt: skip
-        return np.min(found, axis=1)
+        power = np.add.reduceat(self.metric.powers(V), starts) / counts
+        own = (power - self.metric.powers(mine)).clip(min=0.0)
+        middles, theirs = self.metric.scaled(mine), self.metric.scaled(phi)
+        pairs = zip(middles, own)
+        return np.array([self._least(theirs - y, self.n * v + spreads) for y, v in pairs])
+
+    def _least(self, apart: Float[np.ndarray, "s M"], spreads: Float[np.ndarray, " s"]) -> float:
+        """The least of n (|y|^2 + |z|^2) / spread; by |y|^2 alone most are too far already."""
+        shares, squares = self.n / spreads.clip(min=EPS), _squares(apart)
+        at_least, least = shares * squares, np.inf
+        order = at_least.argsort()
+        for start in range(0, len(order), FEW):
+            some = order[start : start + FEW]
+            if at_least[some[0]] >= least:
+                break
+            found = shares[some] * (squares[some] + _squares(self.metric.beyond(apart[some])))
+            least = min(least, float(found.min()))
+        return least
 
 
 def _squares(Y: Float[np.ndarray, "k r"]) -> Float[np.ndarray, " k"]:
@@ -175,5 +206,5 @@ def _squares(Y: Float[np.ndarray, "k r"]) -> Float[np.ndarray, " k"]:
 
 def _slides(bag: Int[np.ndarray, " k"]) -> tuple[np.ndarray, np.ndarray]:
     """Where the rows of every slide begin, which lie together, and how many there are."""
-    starts = np.flatnonzero(np.diff(bag, prepend=-1))
-    return starts, np.diff(starts, append=len(bag))
+    edges = np.concatenate([[0], np.flatnonzero(bag[1:] != bag[:-1]) + 1, [len(bag)]])
+    return edges[:-1], edges[1:] - edges[:-1]

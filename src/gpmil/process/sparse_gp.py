@@ -19,7 +19,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpmil.coupling.operator import Dense, Part
-from gpmil.fast import triangles
+from gpmil.fast import products, triangles
 from gpmil.process.kernels import JITTER, Kernel
 from gpmil.process.slide_context import Sizes, SlideContext, bag_means, to_patches
 
@@ -83,10 +83,7 @@ class SparseGP:
     def whiten(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
         """W = Kxz L^-T."""
         if not torch.is_grad_enabled():
-            K = self.kernel(x, self.inducing)
-            if x.is_cuda:
-                return K @ self.L_inverse.mT
-            return torch.from_numpy(triangles.times(self.L_inverse.numpy(), K.numpy()))
+            return products.matmul(self.kernel(x, self.inducing), self.L_inverse.mT, triangle=1)
         return torch.linalg.solve_triangular(self.L, self.kernel(self.inducing, x), upper=False).mT
 
     def whiten_bags(self, x: Float[Tensor, "n d"], sizes: Sizes = None) -> Float[Tensor, "n k"]:
@@ -150,7 +147,7 @@ class Predictor:
 
     def of_kernel(self, K: Float[Tensor, "n M"]) -> Float[Tensor, "n r1"]:
         """The same from K_xz, where it is known."""
-        return K @ self.columns[: len(self.gp.L)]
+        return products.matmul(K, self.columns[: len(self.gp.L)])
 
     def of_slides(self, means: Float[Tensor, "b d"]) -> Float[Tensor, "b r1"]:
         """What the slide's context adds to every row of [W w, Y]; the coupling leaves it alone."""
