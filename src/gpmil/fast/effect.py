@@ -51,6 +51,20 @@ def padded(n):
     return n + -n % PADDED
 
 
+@njit(forceinline=True, **INNER)
+@no_type_check
+def row(rows, n, k):
+    """The k-th n numbers."""
+    return rows[k * n : (k + 1) * n]
+
+
+@njit(forceinline=True, **INNER)
+@no_type_check
+def five(rows, n):
+    """The first five rows of n numbers; a row with a constant number would be compiled for it."""
+    return rows[:n], rows[n : 2 * n], rows[2 * n : 3 * n], rows[3 * n : 4 * n], rows[4 * n : 5 * n]
+
+
 @njit(**INNER)
 @no_type_check
 def room_for(n):
@@ -87,10 +101,10 @@ def at_once(n):
 def tails_at(bag, first, step, count):
     """z, h and 1 - Phi of all patches at s = (first + k) step, k < count."""
     room, n = bag
-    mu, inverse, side = room[:n], room[n : 2 * n], room[2 * n : 3 * n]
+    mu, inverse, side, _, _ = five(room, n)
     # from zero on, over slices: LLVM sees that they do not overlap, and takes several at a time
     for k in range(count):
-        s, z = (first + k) * step, room[(Z + k) * n : (Z + k + 1) * n]
+        s, z = (first + k) * step, row(room, n, Z + k)
         for i in range(n):
             z[i] = (mu[i] + side[i] * s) * inverse[i]
     z, h = room[Z * n : (Z + count) * n], room[H * n : (H + count) * n]
@@ -104,8 +118,7 @@ def tails_at(bag, first, step, count):
 def _log_product(bag, k, start, stop):
     """sum_i log(1 - Phi(t_i)) of some patches at the k-th s."""
     room, n = bag
-    z = room[(Z + k) * n + start : (Z + k) * n + stop]
-    upper = room[(UPPER + k) * n + start : (UPPER + k) * n + stop]
+    z, upper = row(room, n, Z + k)[start:stop], row(room, n, UPPER + k)[start:stop]
     product, squares = 1.0, 0.0
     for i in range(len(z)):
         product *= upper[i]
@@ -118,8 +131,8 @@ def _log_product(bag, k, start, stop):
 def slopes(bag, k):
     """G and C at the k-th s."""
     room, n = bag
-    inverse, side = room[n : 2 * n], room[2 * n : 3 * n]
-    z, h = room[(Z + k) * n : (Z + k + 1) * n], room[(H + k) * n : (H + k + 1) * n]
+    _, inverse, side, _, _ = five(room, n)
+    z, h = row(room, n, Z + k), row(room, n, H + k)
     G, C = 0.0, 0.0
     for i in range(n):
         g = h[i] * inverse[i]
@@ -133,7 +146,7 @@ def slopes(bag, k):
 def _beyond(bag, k):
     """What log q lacks where z > LARGEST; h is set right there. And if z < LIMIT."""
     room, n = bag
-    z, h = room[(Z + k) * n : (Z + k + 1) * n], room[(H + k) * n : (H + k + 1) * n]
+    z, h = row(room, n, Z + k), row(room, n, H + k)
     log_q, within = 0.0, True
     for i in range(n):
         within = within and z[i] < LIMIT  # z.max() takes Numba a quarter of a second more
@@ -151,7 +164,7 @@ def _beyond(bag, k):
 def _log_q_near_one(bag, k):
     """log q where it is nearly 0: the sum keeps all digits of 1 - q."""
     room, n = bag
-    z, total = room[(Z + k) * n : (Z + k + 1) * n], 0.0
+    z, total = row(room, n, Z + k), 0.0
     for i in range(n):
         u = below(z[i])
         # -log(1 - u), u < 1e-3
@@ -182,9 +195,10 @@ def value(bag, k, rare):
 @no_type_check
 def given(bag, s, rare):
     """log z(s), f, G and d2 log z / ds2, and whether all is within range; `rare`: z = 1 - q."""
-    tails_at(bag, s, 1.0, 1)
-    log_z, f, p, within = value(bag, 0, rare)
-    G, C = slopes(bag, 0)
+    first, one = np.int64(0), np.int64(1)  # plain numbers are types of their own
+    tails_at(bag, s, 1.0, one)
+    log_z, f, p, within = value(bag, first, rare)
+    G, C = slopes(bag, first)
     return log_z, f, G, f * C - (f * G * G / p if rare else 0.0), within
 
 
@@ -264,7 +278,7 @@ def find_nodes(bag, sigma, tau, rule, rare):
 def _add_slope(bag, k, weight, pulled):
     """What one node adds to d log z / dmu, but for 1 / sigma."""
     room, n = bag
-    h, pulled = room[(H + k) * n : (H + k + 1) * n], pulled[:n]
+    h, pulled = row(room, n, H + k), pulled[:n]
     for i in range(n):
         pulled[i] += weight * h[i]
 
@@ -274,9 +288,8 @@ def _add_slope(bag, k, weight, pulled):
 def _add_all(bag, k, f, weights, rows):
     """What one node adds per patch, but for powers of sigma."""
     (room, n), (w, w0, w1) = bag, weights
-    z, h = room[(Z + k) * n : (Z + k + 1) * n], room[(H + k) * n : (H + k + 1) * n]
-    pulled, curved, mean = rows[:n], rows[n : 2 * n], rows[2 * n : 3 * n]
-    low, bent = rows[3 * n : 4 * n], rows[4 * n : 5 * n]
+    z, h = row(room, n, Z + k), row(room, n, H + k)
+    pulled, curved, mean, low, bent = five(rows, n)
     for i in range(n):
         gap, pull = h[i] - ROOT_2 * z[i], f * h[i]
         pulled[i] += w * pull
@@ -353,7 +366,7 @@ def sums(mu, sigma, offsets, tau, rule, rare, full):
     gradient needs. E[m] is summed as for m < 0. Bags that are not served have a sum of one and
     nothing else.
     """
-    bags, longest = len(offsets) - 1, 0
+    bags, longest = len(offsets) - 1, np.int64(0)
     for b in range(bags):
         longest = max(longest, offsets[b + 1] - offsets[b])
     room, rows = room_for(longest), np.zeros((5 if full else 1) * padded(longest))

@@ -24,9 +24,11 @@ from gpmil.fast.effect import (
     Z,
     at_once,
     filled,
+    five,
     padded,
     put,
     room_for,
+    row,
     slopes,
     tails_at,
     value,
@@ -41,9 +43,8 @@ SERIES = 20.0  # t above which d2 h / dt2 cancels and its series in 1/t takes ov
 def _products(bag, k, bars):
     """sum_i h r0 + v r1, and of r2 (h - t), h r3 and h r4, at the k-th s."""
     room, n = bag
-    z, h = room[(Z + k) * n : (Z + k + 1) * n], room[(H + k) * n : (H + k + 1) * n]
-    r0, r1, r2 = bars[:n], bars[n : 2 * n], bars[2 * n : 3 * n]
-    r3, r4 = bars[3 * n : 4 * n], bars[4 * n : 5 * n]
+    z, h = row(room, n, Z + k), row(room, n, H + k)
+    r0, r1, r2, r3, r4 = five(bars, n)
     pulled, mean, low, bent = 0.0, 0.0, 0.0, 0.0
     for i in range(n):
         gap = h[i] - ROOT_2 * z[i]
@@ -59,10 +60,9 @@ def _products(bag, k, bars):
 def _hand_back(bag, k, bars, weights, out):
     """What one node adds to the adjoints of t, and to those of sigma but for -1 / sigma."""
     room, n = bag
-    inverse = room[n : 2 * n]
-    z, h = room[(Z + k) * n : (Z + k + 1) * n], room[(H + k) * n : (H + k + 1) * n]
-    r0, r1, r2 = bars[:n], bars[n : 2 * n], bars[2 * n : 3 * n]
-    r3, r4 = bars[3 * n : 4 * n], bars[4 * n : 5 * n]
+    _, inverse, _, _, _ = five(room, n)
+    z, h = row(room, n, Z + k), row(room, n, H + k)
+    r0, r1, r2, r3, r4 = five(bars, n)
     w, wf, wfG, wfGx, by_G, by_log_q = weights
     of_t, of_sigma = out[:n], out[n : 2 * n]
     for i in range(n):
@@ -114,7 +114,7 @@ def _over_nodes(bag, tau, at, rare, b, bars, out):
 @no_type_check
 def adjoints(mu, sigma, offsets, tau, nodes, served, rare, by_bag, by_row):
     """Adjoints of mu, sigma and tau from those of the sums of the bags that are served."""
-    longest = 0
+    longest = np.int64(0)
     for b in range(len(served)):
         longest = max(longest, offsets[b + 1] - offsets[b])
     room, bars, out = room_for(longest), np.empty(5 * padded(longest)), np.empty(2 * padded(longest))

@@ -134,7 +134,7 @@ def rise(H, sigma, offsets, positive, known, w, c, tau, rule, near_one):
 
     `known` may be None: Numba then compiles nothing of what known patches need.
     """
-    bags, longest = len(positive), 0
+    bags, longest = len(positive), np.int64(0)
     for b in range(bags):
         longest = max(longest, offsets[b + 1] - offsets[b])
     room, pulled, gamma = room_for(longest), np.empty(padded(longest)), np.empty(padded(longest))
