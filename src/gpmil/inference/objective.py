@@ -21,7 +21,9 @@ All of it is computed with the bags in the order of their folds (folded_cohort.p
 """
 
 import math
-from typing import NamedTuple, cast
+import operator
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpmil.fast import products
+from gpmil.fast.lanes import in_lanes
 from gpmil.inference import nearby, row_products
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import (
@@ -46,6 +49,7 @@ from gpmil.moments import one_factor
 from gpmil.moments.likelihood import Group, Product, downdate, has_effect
 from gpmil.moments.taught import patches
 
+Own, Found = TypeVar("Own"), TypeVar("Found")  # of one fold
 TOLERANCE = 1e-6  # of w
 LOST = 1e-2  # residual of w, relative, at which a start has led nowhere
 ROUGH = 1e-4  # where fits are compared, and not differentiated
@@ -152,11 +156,10 @@ def fit(
         (w, *_), (J, *_) = start.moved(prior)
         found = _from_first(posed, tolerance, _from_nearby(posed[0], tolerance, w, J))
     else:
-        found = [
-            _from_nearby(problem, tolerance, w, J)
-            for problem, w, J in zip(posed, *start.moved(prior), strict=True)
-        ]
-    J = [_hessian(problem, one) for problem, one in zip(posed, found, strict=True)]
+        starts = zip(posed, *start.moved(prior), strict=True)
+        found = _fold_by_fold(starts, lambda own: _from_nearby(own[0], tolerance, *own[1:]))
+    ends = zip(posed, found, strict=True)
+    J = _fold_by_fold(ends, lambda own: _hessian(*own))
     inverse = [torch.cholesky_inverse(problem.chol_R) for problem in posed]
     w = torch.stack([one.w for one in found])
     return Fits(w, torch.stack(inverse), torch.stack(J), prior)
@@ -167,8 +170,14 @@ def _from_first(
 ) -> list[inference.Solution]:
     """From the fit without the first fold, with three of four bags shared, those without others."""
     J = _hessian(posed[0], first)
-    others = [_from_nearby(problem, tolerance, first.w, J) for problem in posed[1:]]
+    others = _fold_by_fold(posed[1:], lambda own: _from_nearby(own, tolerance, first.w, J))
     return [first._replace(curvature=J), *others]
+
+
+def _fold_by_fold(folds: Iterable[Own], work: Callable[[Own], Found]) -> list[Found]:
+    """`work` on every fold, side by side where there are threads: it does not see the others."""
+    given = list(folds)
+    return in_lanes(given, lambda own: [work(one) for one in own], operator.add, most=len(given))
 
 
 def _hessian(problem: Problem, found: inference.Solution) -> Float[Tensor, "M M"]:
@@ -365,7 +374,8 @@ def _hessians(posed: list[Problem], optima: list[Optimum]) -> Float[Tensor, "k M
     """J_k = I + H'A H."""
     with torch.no_grad():
         H = [cast(Chunk, problem.chunks[0]).H for problem in posed]
-        curved = torch.stack([at.A(x, x) for at, x in zip(optima, H, strict=True)])
+        pairs = zip(optima, H, strict=True)
+        curved = torch.stack(_fold_by_fold(pairs, lambda own: own[0].A(own[1], own[1])))
         return torch.eye(curved.shape[-1]).to(curved) + curved
 
 
