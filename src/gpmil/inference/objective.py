@@ -411,15 +411,37 @@ def _through_grams(
     """
     with torch.no_grad():
         HR = torch.cat([H @ R for H, R in zip(cohort.by_fold(held.H), R_bar, strict=True)])
-        by_strength = -torch.vdot(HR.flatten(), (held.W - held.H).flatten())
-    torch.autograd.backward([held.W], [2 * HR])
+        by_strength = torch.zeros_like(held.noise[0])
+        if isinstance(theta.coupling, Tensor):
+            by_strength = torch.vdot(HR.flatten(), (held.H - held.W).flatten()) / theta.coupling
+        by_W = HR.mul_(2)
     if isinstance(theta.coupling, Tensor):
-        torch.autograd.backward([theta.coupling], [by_strength / theta.coupling.detach()])
-    if not has_effect(theta.slide_effect):
-        return
-    own = zip(cohort.by_fold(held.W), cohort.folds, R_bar, strict=True)
-    sums = [(less_shared(W, fold, theta.slide_effect) * R).sum() for W, fold, R in own]
-    torch.stack(sums).sum().backward()
+        torch.autograd.backward([theta.coupling], [by_strength])
+    if has_effect(theta.slide_effect):
+        _through_shared(cohort, theta.slide_effect, held.W, R_bar, by_W)
+    torch.autograd.backward([held.W], [by_W])
+
+
+def _through_shared(
+    cohort: Cohort,
+    tau: float | Tensor,
+    W: Float[Tensor, "N M"],
+    R_bar: Float[Tensor, "k M M"],
+    by_W: Float[Tensor, "N M"],
+) -> None:
+    """<R', -sum_b k_b s_b s_b'> with s_b = W_b'1: k_b' = -s_b'R's_b, s_b' = -2 k_b R's_b."""
+    with torch.no_grad():
+        own = zip(cohort.by_fold(W), cohort.by_fold(by_W), cohort.folds, R_bar, strict=True)
+        forms = []
+        for rows, by_rows, fold, R in own:
+            sizes, sums = fold.offsets.diff(), _totals(rows, fold.offsets)
+            pulled = sums @ R
+            forms.append(-torch.linalg.vecdot(sums, pulled))
+            by_sums = (-2 * downdate(tau, sizes))[:, None] * pulled
+            by_rows += by_sums.repeat_interleave(sizes, 0)
+    if isinstance(tau, Tensor):
+        sizes = torch.cat([fold.offsets.diff() for fold in cohort.folds])
+        torch.vdot(downdate(tau, sizes).to(W), torch.cat(forms)).backward()
 
 
 def _through_optima(
@@ -440,7 +462,7 @@ def _through_optima(
         (along[others.rows, k] * at.gamma).sum().backward()
         gammas[others.rows, k], by_mu[others.rows, k] = at.gamma.detach(), collected(at.mu)
         by_sigma[others.rows] += collected(at.sigma)
-    by_H = cohort.once(gammas) @ v + cohort.once(by_mu) @ w
+    by_H = cohort.once(torch.cat([gammas, by_mu], 1)) @ torch.cat([v, w])
     torch.autograd.backward(
         [held.H, held.noise], [by_H, cohort.once(by_sigma) / (2 * held.noise.detach().sqrt())]
     )
