@@ -87,7 +87,7 @@ class Smoothed:
 
     @cached_property
     def gaps(self) -> list[Float[Tensor, "b p p"]]:
-        """Sigma - Sigma^2 = lambda Sigma C Sigma = -lambda dSigma/dlambda; padding means nothing."""
+        """Sigma - Sigma^2 = lambda Sigma C Sigma = -lambda dSigma/dlambda, but for the padding."""
         found = []
         for part in self.parts:
             one = torch.eye(part.sigma.shape[-1]).to(part.sigma)

@@ -117,7 +117,8 @@ def adjoints(mu, sigma, offsets, tau, nodes, served, rare, by_bag, by_row):
     longest = np.int64(0)
     for b in range(len(served)):
         longest = max(longest, offsets[b + 1] - offsets[b])
-    room, bars, out = room_for(longest), np.empty(5 * padded(longest)), np.empty(2 * padded(longest))
+    room, p = room_for(longest), padded(longest)
+    bars, out = np.empty(5 * p), np.empty(2 * p)
     of_mu, of_sigma, of_tau = np.zeros(len(mu)), np.zeros(len(mu)), 0.0
     for b in range(len(served)):
         if not served[b]:

@@ -30,9 +30,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpmil.fast import products
 from gpmil.fast.lanes import in_lanes
-from gpmil.inference import nearby, row_products
+from gpmil.inference import fold_grams, nearby, row_products
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import (
     Features,
@@ -46,10 +45,11 @@ from gpmil.inference.folded_cohort import Cohort, Fold
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
 from gpmil.moments import one_factor
-from gpmil.moments.likelihood import Group, Product, downdate, has_effect
+from gpmil.moments.likelihood import Group, Product
 from gpmil.moments.taught import patches
 
-Own, Found = TypeVar("Own"), TypeVar("Found")  # of one fold
+Own = TypeVar("Own")  # what a fold has
+Found = TypeVar("Found")  # and what is found for it
 TOLERANCE = 1e-6  # of w
 LOST = 1e-2  # residual of w, relative, at which a start has led nowhere
 ROUGH = 1e-4  # where fits are compared, and not differentiated
@@ -99,7 +99,7 @@ class Fits(NamedTuple):
 def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
     """Without each fold: the bags of all others as solvers take them."""
     tau, c = float(theta.slide_effect), float(theta.mean)
-    R = precisions(cohort, theta, made)
+    R = fold_grams.precisions(cohort, theta, made)
     H, sigma = (cohort.twice(x) for x in (made.H, made.noise.sqrt()))
     chunks = [Chunk(H[f.rows], patches(group_of(f, sigma[f.rows], tau))) for f in cohort.around]
     return [
@@ -108,39 +108,10 @@ def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
     ]
 
 
-def precisions(cohort: Cohort, theta: Theta, made: Features) -> Float[Tensor, "k M M"]:
-    """R_k = I + sum W'H over the bags of all folds but k."""
-    tau = float(theta.slide_effect)
-    W = cohort.by_fold(made.W)
-    H = W if made.H is made.W else cohort.by_fold(made.H)
-    gram = torch.stack([gram_of(*own, tau) for own in zip(W, H, cohort.folds, strict=True)])
-    R = torch.eye(gram.shape[-1]).to(gram) + gram.sum(0) - gram
-    return (R + R.mT) / 2
-
-
 def group_of(fold: Fold, sigma: Float[Tensor, " n"], tau: float | Tensor) -> Group:
     """As likelihoods take the bags; no precision, which the direct solver does not ask for."""
     rows = slice(0, len(sigma))
     return Group(sigma, fold.offsets, fold.positive, None, rows, effect=tau, known=fold.known)
-
-
-def gram_of(
-    W: Float[Tensor, "n M"], H: Float[Tensor, "n M"], fold: Fold, tau: float | Tensor
-) -> Float[Tensor, "M M"]:
-    """sum_b W_b'H_b - k_b (W_b'1)(W_b'1)', k = tau^2 / (1 + tau^2 n): what bags add to R."""
-    gram = products.gram(W) if W is H else W.mT @ H
-    return gram + less_shared(W, fold, tau) if has_effect(tau) else gram
-
-
-def less_shared(W: Float[Tensor, "n M"], fold: Fold, tau: float | Tensor) -> Float[Tensor, "M M"]:
-    """-sum_b k_b (W_b'1)(W_b'1)'."""
-    sums, share = _totals(W, fold.offsets), downdate(tau, fold.offsets.diff())
-    return -sums.mT @ (share[:, None] * sums)
-
-
-def _totals(x: Float[Tensor, "n k"], offsets: Tensor) -> Float[Tensor, "b k"]:
-    """Sums over the bags."""
-    return torch.segment_reduce(x, "sum", offsets=offsets, axis=0)
 
 
 def fit(
@@ -256,7 +227,7 @@ def loadings(
             cohort.folds, cohort.by_fold(made.H), cohort.by_fold(g), m.R_inverse, strict=True
         )
     ]
-    total = _totals(g[:, None], cohort.starts)[:, 0] * made.common
+    total = fold_grams.totals(g[:, None], cohort.starts)[:, 0] * made.common
     shared = smooth[:, 0] - made.noise * g + again + cohort.placed(pulled)
     shared = shared + total.index_select(0, row)
     return one_factor.loadings(shared, g, m.variance, row, cohort.n_bags)
@@ -399,49 +370,7 @@ def _through_fits(
     """What g_k = sum H'gamma - w_k = 0 and R_k = I + sum W'H add, sums over the other folds."""
     _through_optima(cohort, held, optima, w, v)
     symmetric = (R_bar + R_bar.mT) / 2
-    _through_grams(cohort, theta, held, symmetric.sum(0) - symmetric)
-
-
-def _through_grams(
-    cohort: Cohort, theta: Theta, held: Features, R_bar: Float[Tensor, "k M M"]
-) -> None:
-    """<R', W'Sigma W> of every fold, R' symmetric: W' = 2 Sigma W R' = 2 H R', Sigma at hand.
-
-    And lambda' = -<W R', (Sigma - Sigma^2) W> / lambda = -<H R', W - H> / lambda.
-    """
-    with torch.no_grad():
-        HR = torch.cat([H @ R for H, R in zip(cohort.by_fold(held.H), R_bar, strict=True)])
-        by_strength = torch.zeros_like(held.noise[0])
-        if isinstance(theta.coupling, Tensor):
-            by_strength = torch.vdot(HR.flatten(), (held.H - held.W).flatten()) / theta.coupling
-        by_W = HR.mul_(2)
-    if isinstance(theta.coupling, Tensor):
-        torch.autograd.backward([theta.coupling], [by_strength])
-    if has_effect(theta.slide_effect):
-        _through_shared(cohort, theta.slide_effect, held.W, R_bar, by_W)
-    torch.autograd.backward([held.W], [by_W])
-
-
-def _through_shared(
-    cohort: Cohort,
-    tau: float | Tensor,
-    W: Float[Tensor, "N M"],
-    R_bar: Float[Tensor, "k M M"],
-    by_W: Float[Tensor, "N M"],
-) -> None:
-    """<R', -sum_b k_b s_b s_b'> with s_b = W_b'1: k_b' = -s_b'R's_b, s_b' = -2 k_b R's_b."""
-    with torch.no_grad():
-        own = zip(cohort.by_fold(W), cohort.by_fold(by_W), cohort.folds, R_bar, strict=True)
-        forms = []
-        for rows, by_rows, fold, R in own:
-            sizes, sums = fold.offsets.diff(), _totals(rows, fold.offsets)
-            pulled = sums @ R
-            forms.append(-torch.linalg.vecdot(sums, pulled))
-            by_sums = (-2 * downdate(tau, sizes))[:, None] * pulled
-            by_rows += by_sums.repeat_interleave(sizes, 0)
-    if isinstance(tau, Tensor):
-        sizes = torch.cat([fold.offsets.diff() for fold in cohort.folds])
-        torch.vdot(downdate(tau, sizes).to(W), torch.cat(forms)).backward()
+    fold_grams.through(cohort, theta, held, symmetric.sum(0) - symmetric)
 
 
 def _through_optima(
