@@ -21,6 +21,7 @@ import gpmil
 from gpmil import VGPMILPR, VGPMILPRI, Bags
 from gpmil.data.folds import fair_folds
 from gpmil.distributed import WholeCohort
+from gpmil.fast import lanes
 from gpmil.inference import at_settings, folded_cohort, leave_out, objective, tuning
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import Settings
@@ -209,6 +210,24 @@ def test_the_value_is_near_that_of_refits(bags, Z, kernel):
     found, _ = objective.value(cohort_of(bags, many, kernel), POINT_OF[kernel])
     model = model_of(many, POINT_OF[kernel], kernel=kernel)
     assert abs(found - refitted_folds(model, bags, thirds(bags)).mean()) < 0.03
+
+
+def test_folds_side_by_side_end_where_one_after_the_other_does(mixed, Z, monkeypatch):
+    cohort, point = cohort_of(mixed, Z), Settings(9.0, 3.0, -2.0, 0.8, 1.0)
+    alone = objective.gradient(cohort, point)
+    monkeypatch.setattr(lanes, "_asked_for", lambda: 3)
+    found = objective.gradient(cohort, point)
+    assert torch.equal(found.fits.w, alone.fits.w) and torch.equal(found.scores, alone.scores)
+    assert found.settings == alone.settings
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "object"])
+def test_a_value_leaves_what_is_kept_as_it_is(bags, Z, kernel):
+    cohort = cohort_of(bags, Z, kernel_object() if kernel == "object" else kernel).in_folds
+    kept, point = cohort.pairs.clone(), Settings(1.0, 1.0, -2.0, 0.8)
+    found = objective.left_out(cohort, point)[0]
+    assert torch.equal(cohort.pairs, kept)
+    assert torch.allclose(found, objective.gradient(cohort, point).scores, rtol=1e-9)
 
 
 def test_a_warm_start_changes_the_way_and_not_the_end(cohort):

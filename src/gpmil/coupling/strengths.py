@@ -87,8 +87,12 @@ class Smoothed:
 
     @cached_property
     def gaps(self) -> list[Float[Tensor, "b p p"]]:
-        """Sigma - Sigma^2 = lambda Sigma C Sigma = -lambda dSigma/dlambda."""
-        return [part.sigma - part.sigma @ part.sigma for part in self.parts]
+        """Sigma - Sigma^2 = lambda Sigma C Sigma = -lambda dSigma/dlambda, but for the padding."""
+        found = []
+        for part in self.parts:
+            one = torch.eye(part.sigma.shape[-1]).to(part.sigma)
+            found.append(part.sigma - part.congruence(one.repeat(len(part.sigma), 1, 1)))
+        return found
 
 
 class _Apply(torch.autograd.Function):

@@ -127,6 +127,9 @@ def rise_with_effect(
     h, s, starts, signs, at = _plain_arrays(H, sigma, offsets, positive, w.double())
     told = None if known is None else _plain_arrays(known.long())[0]
     settings = at, c, float(tau), tuple(float(x) for x in rule), near_one
+    if h.size < SIDE_BY_SIDE:
+        log_z, *found = kernels().effect_pass.rise(h, s, starts, signs, told, *settings)
+        return log_z, *(torch.from_numpy(x) for x in found)
 
     def one_lane(runs: Sequence[slice]) -> list[tuple]:
         (run,) = runs
@@ -136,7 +139,7 @@ def rise_with_effect(
         bags = h[rows], s[rows], own, signs[run], known_here
         return [kernels().effect_pass.rise(*bags, *settings)]
 
-    runs = _runs(starts, RUNS if h.size >= SIDE_BY_SIDE else 1)
+    runs = _runs(starts, RUNS)
     log_z, gradients, mu, served = zip(*in_lanes(runs, one_lane, operator.add, most=RUNS))
     joined = sum(gradients[1:], gradients[0]), np.concatenate(mu), np.concatenate(served)
     return sum(log_z), *(torch.from_numpy(x) for x in joined)

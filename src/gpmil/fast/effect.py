@@ -28,38 +28,127 @@ LEAST = 1e-300  # what is divided by
 UNDERFLOW = -600.0  # log of the integrand's peak from which on what underflows beside it counts
 LIMIT = 700.0  # z = t / sqrt 2 from which h - t loses more than half of its digits
 MOST = 1e6  # nodes
+PADDED = 8  # patches of a bag come in multiples of it
+NOWHERE = -1e6  # mu of those that fill up the last one: 1 - Phi is 1, h is 0
+SIDE_BY_SIDE = 4  # values of s gone through at once
+MOST_SIDE_BY_SIDE = 1024  # patches up to which they are: more would not stay in the cache
 NOTHING = -36.0  # log of a term, to the largest, that no sum shows: e^-36 = 2e-16
 
 
-# --- A bag at one s -------------------------------------------------------------------------------
-@njit(fastmath=ANY_ORDER, **INNER)
-@no_type_check
-def _some(bag, s, start, stop):
-    """z = t / sqrt 2 and h of some patches; what they add to log q, G and C."""
-    mu, inverse, z, h, side = bag  # inverse: 1 / (sigma sqrt 2)
-    # from zero on, over slices: LLVM sees that they do not overlap, and takes several at a time
-    mu, inverse, side = mu[start:stop], inverse[start:stop], side[start:stop]
-    z, h = z[start:stop], h[start:stop]
-    product, squares, G, C = 1.0, 0.0, 0.0, 0.0
-    for i in range(len(mu)):
-        x = (mu[i] + side[i] * s) * inverse[i]
-        upper, hazard = tail(x)
-        z[i], h[i] = x, hazard
-        product *= upper
-        squares += max(x, 0.0) ** 2
-        g = hazard * inverse[i]
-        G += side[i] * g
-        C += g * (hazard - ROOT_2 * x) * inverse[i]
-    return math.log(product) - squares, ROOT_2 * G, 2 * C
+# --- A bag at some s ------------------------------------------------------------------------------
+# A bag is one array, and how many patches it has room for: mu, 1 / (sigma sqrt 2) and side of all
+# patches, then z = t / sqrt 2, h and 1 - Phi of up to SIDE_BY_SIDE values of s. Numba counts who
+# holds an array whenever one is handed on, five nanoseconds each time: with one array per row that
+# took as long as the arithmetic of a small bag.
+Z, H, UPPER = 3, 3 + SIDE_BY_SIDE, 3 + 2 * SIDE_BY_SIDE
+ROWS = 3 + 3 * SIDE_BY_SIDE
 
 
 @njit(**INNER)
 @no_type_check
-def _beyond(bag):
-    """What log q, G and C lack where z > LARGEST; h is set right there. And if z < LIMIT."""
-    _, inverse, z, h, side = bag
-    log_q, G, C, within = 0.0, 0.0, 0.0, True
+def padded(n):
+    """So many patches, and some that are far below zero: loops do not end with single ones."""
+    return n + -n % PADDED
+
+
+@njit(forceinline=True, **INNER)
+@no_type_check
+def row(rows, n, k):
+    """The k-th n numbers."""
+    return rows[k * n : (k + 1) * n]
+
+
+@njit(forceinline=True, **INNER)
+@no_type_check
+def five(rows, n):
+    """The first five rows of n numbers; a row with a constant number would be compiled for it."""
+    return rows[:n], rows[n : 2 * n], rows[2 * n : 3 * n], rows[3 * n : 4 * n], rows[4 * n : 5 * n]
+
+
+@njit(**INNER)
+@no_type_check
+def room_for(n):
+    """An array for bags of up to n patches."""
+    return np.empty(ROWS * padded(n))
+
+
+@njit(**INNER)
+@no_type_check
+def put(room, n, i, mu, sigma, side):
+    """Patch i of a bag of n."""
+    n = padded(n)
+    room[i], room[n + i], room[2 * n + i] = mu, ROOT_HALF / sigma, side
+
+
+@njit(**INNER)
+@no_type_check
+def filled(room, n):
+    """The bag of n patches that are put there."""
+    for i in range(n, padded(n)):
+        put(room, n, i, NOWHERE, 1.0, 1.0)
+    return room, padded(n)
+
+
+@njit(**INNER)
+@no_type_check
+def at_once(n):
+    """How many values of s are gone through side by side: as many as stay in the cache."""
+    return SIDE_BY_SIDE if n <= MOST_SIDE_BY_SIDE else 1
+
+
+@njit(fastmath=FUSED, **INNER)
+@no_type_check
+def tails_at(bag, first, step, count):
+    """z, h and 1 - Phi of all patches at s = (first + k) step, k < count."""
+    room, n = bag
+    mu, inverse, side, _, _ = five(room, n)
+    # from zero on, over slices: LLVM sees that they do not overlap, and takes several at a time
+    for k in range(count):
+        s, z = (first + k) * step, row(room, n, Z + k)
+        for i in range(n):
+            z[i] = (mu[i] + side[i] * s) * inverse[i]
+    z, h = room[Z * n : (Z + count) * n], room[H * n : (H + count) * n]
+    upper = room[UPPER * n : (UPPER + count) * n]
     for i in range(len(z)):
+        upper[i], h[i] = tail(z[i])
+
+
+@njit(fastmath=ANY_ORDER, **INNER)
+@no_type_check
+def _log_product(bag, k, start, stop):
+    """sum_i log(1 - Phi(t_i)) of some patches at the k-th s."""
+    room, n = bag
+    z, upper = row(room, n, Z + k)[start:stop], row(room, n, UPPER + k)[start:stop]
+    product, squares = 1.0, 0.0
+    for i in range(len(z)):
+        product *= upper[i]
+        squares += max(z[i], 0.0) ** 2
+    return math.log(product) - squares
+
+
+@njit(fastmath=ANY_ORDER, **INNER)
+@no_type_check
+def slopes(bag, k):
+    """G and C at the k-th s."""
+    room, n = bag
+    _, inverse, side, _, _ = five(room, n)
+    z, h = row(room, n, Z + k), row(room, n, H + k)
+    G, C = 0.0, 0.0
+    for i in range(n):
+        g = h[i] * inverse[i]
+        G += side[i] * g
+        C += g * (h[i] - ROOT_2 * z[i]) * inverse[i]
+    return ROOT_2 * G, 2 * C
+
+
+@njit(**INNER)
+@no_type_check
+def _beyond(bag, k):
+    """What log q lacks where z > LARGEST; h is set right there. And if z < LIMIT."""
+    room, n = bag
+    z, h = row(room, n, Z + k), row(room, n, H + k)
+    log_q, within = 0.0, True
+    for i in range(n):
         within = within and z[i] < LIMIT  # z.max() takes Numba a quarter of a second more
         if z[i] > LARGEST:
             t, before = ROOT_2 * z[i], h[i]
@@ -67,17 +156,16 @@ def _beyond(bag):
             # h(t) - t = 1/t - 2/t^3 + 10/t^5 - ...
             h[i] = t + (1 + s * (-2 + s * (10 + s * (-74 + s * 706)))) / t
             log_q += math.log(before / h[i])
-            G += side[i] * (h[i] - before) * inverse[i]
-            C += (h[i] * (h[i] - t) - before * (before - t)) * inverse[i] ** 2
-    return log_q, ROOT_2 * G, 2 * C, within
+    return log_q, within
 
 
 @njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
-def _log_q_near_one(z):
+def _log_q_near_one(bag, k):
     """log q where it is nearly 0: the sum keeps all digits of 1 - q."""
-    total = 0.0
-    for i in range(len(z)):
+    room, n = bag
+    z, total = row(room, n, Z + k), 0.0
+    for i in range(n):
         u = below(z[i])
         # -log(1 - u), u < 1e-3
         total += u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u / 5))))
@@ -86,26 +174,32 @@ def _log_q_near_one(z):
 
 @njit(**INNER)
 @no_type_check
-def given(bag, s, rare):
-    """log z(s), f, G and d2 log z / ds2, and whether all is within range; `rare`: z = 1 - q."""
-    log_q, G, C = 0.0, 0.0, 0.0
-    n = len(bag[0])
+def value(bag, k, rare):
+    """log z, f and 1 - q at the k-th s, and whether all is within range; `rare`: z = 1 - q."""
+    log_q, n = 0.0, bag[1]
     for start in range(0, n, TOGETHER):
-        more = _some(bag, s, start, min(start + TOGETHER, n))
-        log_q += more[0]
-        G += more[1]
-        C += more[2]
+        log_q += _log_product(bag, k, start, min(start + TOGETHER, n))
     if not rare:
         within = True
         if not log_q > -(LARGEST**2):  # one z beyond makes it less
-            missing, more_G, more_C, within = _beyond(bag)
-            log_q, G, C = log_q + missing, G + more_G, C + more_C
-        return log_q, -1.0, G, -C, within
+            missing, within = _beyond(bag, k)
+            log_q += missing
+        return log_q, -1.0, 1.0, within
     if log_q > DOUBTFUL:
-        log_q = _log_q_near_one(bag[2])
+        log_q = _log_q_near_one(bag, k)
     p = -math.expm1(log_q)
-    r = math.exp(log_q) / p
-    return math.log(p), r, G, r * C - r * G * G / p, p > LEAST
+    return math.log(p), math.exp(log_q) / p, p, p > LEAST
+
+
+@njit(**INNER)
+@no_type_check
+def given(bag, s, rare):
+    """log z(s), f, G and d2 log z / ds2, and whether all is within range; `rare`: z = 1 - q."""
+    first, one = np.int64(0), np.int64(1)  # plain numbers are types of their own
+    tails_at(bag, s, 1.0, one)
+    log_z, f, p, within = value(bag, first, rare)
+    G, C = slopes(bag, first)
+    return log_z, f, G, f * C - (f * G * G / p if rare else 0.0), within
 
 
 # --- Which nodes ----------------------------------------------------------------------------------
@@ -157,10 +251,11 @@ def find_nodes(bag, sigma, tau, rule, rare):
     reach = math.sqrt(2 * drop)
     start, end = mode - tau * reach, mode + tau * reach
     least, sure, falls = math.inf, -math.inf, not rare  # falls: from one to zero as s grows
+    room, n = bag
     for i in range(len(sigma)):
         least = min(least, sigma[i])
-        sure = max(sure, bag[0][i] - one * sigma[i])
-        falls = falls and bag[4][i] > 0
+        sure = max(sure, room[i] - one * sigma[i])
+        falls = falls and room[2 * n + i] > 0
     narrow = least / (1 + 0.43 * math.log(len(sigma)))
     sure = -sure if falls else -math.inf
     if falls:
@@ -180,19 +275,22 @@ def find_nodes(bag, sigma, tau, rule, rare):
 # --- Sums -----------------------------------------------------------------------------------------
 @njit(fastmath=FUSED, **INNER)
 @no_type_check
-def _add_slope(h, weight, pulled):
+def _add_slope(bag, k, weight, pulled):
     """What one node adds to d log z / dmu, but for 1 / sigma."""
-    for i in range(len(h)):
+    room, n = bag
+    h, pulled = row(room, n, H + k), pulled[:n]
+    for i in range(n):
         pulled[i] += weight * h[i]
 
 
 @njit(fastmath=FUSED, **INNER)
 @no_type_check
-def _add_all(z, h, f, weights, rows):
+def _add_all(bag, k, f, weights, rows):
     """What one node adds per patch, but for powers of sigma."""
-    pulled, curved, mean, low, bent = rows
-    w, w0, w1 = weights
-    for i in range(len(h)):
+    (room, n), (w, w0, w1) = bag, weights
+    z, h = row(room, n, Z + k), row(room, n, H + k)
+    pulled, curved, mean, low, bent = five(rows, n)
+    for i in range(n):
         gap, pull = h[i] - ROOT_2 * z[i], f * h[i]
         pulled[i] += w * pull
         curved[i] += w * pull * gap
@@ -203,12 +301,30 @@ def _add_all(z, h, f, weights, rows):
 
 @njit(**INNER)
 @no_type_check
+def _add_to_bag(total, weight, s, slope, heavy, x):
+    """What one node adds per bag, beside its weight."""
+    total[1] += weight * s
+    total[2] += weight * s * s
+    total[3] += weight * s * slope
+    total[4] += heavy
+    total[5] += heavy * x
+    total[6] += heavy * x * x
+
+
+@njit(**INNER)
+@no_type_check
 def over_nodes(bag, tau, at, rare, full, total, rows):
-    """The sums of one bag over its nodes, and how many counted; -1 if one was out of range."""
+    """The sums of one bag over its nodes, and how many counted; -1 if one was out of range.
+
+    `rows` has room for one sum per patch, or for five, one behind the other, where all are asked.
+    """
     first, many, step, mode, width, top, _ = at
-    for j in range(int(many)):
-        s = (first + j) * step
-        log_z, f, G, _, within = given(bag, s, rare)
+    many, count = int(many), at_once(bag[1])
+    for j in range(many):
+        s, k = (first + j) * step, j % count
+        if k == 0:
+            tails_at(bag, first + j, step, min(count, many - j))
+        log_z, f, _, within = value(bag, k, rare)
         if not within and (not rare or top < UNDERFLOW):
             return -1
         if not within:
@@ -218,32 +334,27 @@ def over_nodes(bag, tau, at, rare, full, total, rows):
             return j  # q N is log-concave: from here on it only falls
         weight = math.exp(log_weight)
         total[0] += weight
-        if not full:
-            _add_slope(bag[3], weight * f, rows[0])
-            continue
-        x, heavy = (s - mode) / width, weight * abs(f) * G * G
-        total[1] += weight * s
-        total[2] += weight * s * s
-        total[3] += weight * s * f * G
-        total[4] += heavy
-        total[5] += heavy * x
-        total[6] += heavy * x * x
-        _add_all(bag[2], bag[3], f, (weight, weight * G, weight * G * x), rows)
-    return int(many)
+        if full:
+            G, x = slopes(bag, k)[0], (s - mode) / width
+            _add_to_bag(total, weight, s, f * G, weight * abs(f) * G * G, x)
+            _add_all(bag, k, f, (weight, weight * G, weight * G * x), rows)
+        else:
+            _add_slope(bag, k, weight * f, rows)
+    return many
 
 
 @njit(**INNER)
 @no_type_check
 def _keep(sigma, full, rows, start, by_row):
     """Sums per patch with their powers of sigma."""
-    pulled, curved, mean, low, bent = rows
+    n = padded(len(sigma))
     for i in range(len(sigma)):
-        by_row[0, start + i] = pulled[i] / sigma[i]
+        by_row[0, start + i] = rows[i] / sigma[i]
         if full:
-            by_row[1, start + i] = curved[i] / sigma[i] ** 2
-            by_row[2, start + i] = sigma[i] * mean[i]
-            by_row[3, start + i] = low[i] / sigma[i]
-            by_row[4, start + i] = bent[i] / sigma[i]
+            by_row[1, start + i] = rows[n + i] / sigma[i] ** 2
+            by_row[2, start + i] = sigma[i] * rows[2 * n + i]
+            by_row[3, start + i] = rows[3 * n + i] / sigma[i]
+            by_row[4, start + i] = rows[4 * n + i] / sigma[i]
 
 
 @njit(**DOOR)
@@ -255,24 +366,19 @@ def sums(mu, sigma, offsets, tau, rule, rare, full):
     gradient needs. E[m] is summed as for m < 0. Bags that are not served have a sum of one and
     nothing else.
     """
-    bags, longest = len(offsets) - 1, 0
+    bags, longest = len(offsets) - 1, np.int64(0)
     for b in range(bags):
         longest = max(longest, offsets[b + 1] - offsets[b])
-    # one block: how a loop is run may depend on where its arrays lie, and sums then on the day
-    block = np.ones((10, longest))
-    own_mu, inverse, z, h, side = block[0], block[1], block[2], block[3], block[4]
-    r0, r1, r2, r3, r4 = block[5], block[6], block[7], block[8], block[9]
+    room, rows = room_for(longest), np.zeros((5 if full else 1) * padded(longest))
     nodes, by_bag = np.ones((7, bags)), np.zeros((7, bags))
     by_row, served = np.zeros((5 if full else 1, len(mu))), np.zeros(bags, np.bool_)
     for b in range(bags):
         start, stop = offsets[b], offsets[b + 1]
         n, own, total = stop - start, sigma[start:stop], np.zeros(7)
         for i in range(n):
-            own_mu[i], inverse[i] = mu[start + i], ROOT_HALF / own[i]
-        bag = (own_mu[:n], inverse[:n], z[:n], h[:n], side[:n])
-        rows = (r0[:n], r1[:n], r2[:n], r3[:n], r4[:n])
-        for row in rows:
-            row[:] = 0
+            put(room, n, i, mu[start + i], own[i], 1.0)
+        bag = filled(room, n)
+        rows[:] = 0
         at, fine = find_nodes(bag, own, tau, rule, rare)
         counted = over_nodes(bag, tau, at, rare, full, total, rows) if fine else -1
         served[b] = counted >= 0

@@ -18,19 +18,35 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.effect import ROOT_2, given
-from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, ROOT_HALF
+from gpmil.fast.effect import (
+    ROOT_2,
+    H,
+    Z,
+    at_once,
+    filled,
+    five,
+    padded,
+    put,
+    room_for,
+    row,
+    slopes,
+    tails_at,
+    value,
+)
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER
 
 SERIES = 20.0  # t above which d2 h / dt2 cancels and its series in 1/t takes over
 
 
 @njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
-def _products(z, h, bars):
-    """sum_i h r0 + v r1, and of r2 (h - t), h r3 and h r4."""
-    r0, r1, r2, r3, r4 = bars
+def _products(bag, k, bars):
+    """sum_i h r0 + v r1, and of r2 (h - t), h r3 and h r4, at the k-th s."""
+    room, n = bag
+    z, h = row(room, n, Z + k), row(room, n, H + k)
+    r0, r1, r2, r3, r4 = five(bars, n)
     pulled, mean, low, bent = 0.0, 0.0, 0.0, 0.0
-    for i in range(len(h)):
+    for i in range(n):
         gap = h[i] - ROOT_2 * z[i]
         pulled += h[i] * (r0[i] + r1[i] * gap)
         mean += r2[i] * gap
@@ -41,13 +57,15 @@ def _products(z, h, bars):
 
 @njit(fastmath=FUSED, **INNER)
 @no_type_check
-def _hand_back(bag, bars, weights, out):
+def _hand_back(bag, k, bars, weights, out):
     """What one node adds to the adjoints of t, and to those of sigma but for -1 / sigma."""
-    _, inverse, z, h, _ = bag
-    r0, r1, r2, r3, r4 = bars
+    room, n = bag
+    _, inverse, _, _, _ = five(room, n)
+    z, h = row(room, n, Z + k), row(room, n, H + k)
+    r0, r1, r2, r3, r4 = five(bars, n)
     w, wf, wfG, wfGx, by_G, by_log_q = weights
-    of_t, of_sigma = out
-    for i in range(len(h)):
+    of_t, of_sigma = out[:n], out[n : 2 * n]
+    for i in range(n):
         t = ROOT_2 * z[i]
         gap = h[i] - t
         v = h[i] * gap
@@ -69,21 +87,24 @@ def _hand_back(bag, bars, weights, out):
 def _over_nodes(bag, tau, at, rare, b, bars, out):
     """The adjoints of one bag, and that of log tau."""
     first, many, step, mode, width, top, _ = at
-    by_log_tau = 0.0
-    for j in range(int(many)):
-        s = (first + j) * step
-        log_z, f, G, _, within = given(bag, s, rare)
+    many, count, by_log_tau = int(many), at_once(bag[1]), 0.0
+    for j in range(many):
+        s, k = (first + j) * step, j % count
+        if k == 0:
+            tails_at(bag, first + j, step, min(count, many - j))
+        log_z, f, _, within = value(bag, k, rare)
         if not within:
             continue  # as in the sums
+        G = slopes(bag, k)[0]
         w, x = np.exp(log_z - (s / tau) ** 2 / 2 - top), (s - mode) / width
-        pulled, mean, low, bent = _products(bag[2], bag[3], bars)
+        pulled, mean, low, bent = _products(bag, k, bars)
         crossed, wf = low + x * bent, w * f
         P = abs(wf) * (b[4] + x * (b[5] + x * b[6]))
         S0 = w * (b[0] + s * (b[1] + s * b[2]) + mean)
         Sf = wf * (b[3] * s * G + pulled + G * crossed) + G * G * P
         by_G = wf * (b[3] * s + crossed) + 2 * G * P
         weights = (w, wf, wf * G, wf * G * x, by_G, Sf - f * S0)
-        _hand_back(bag, bars, weights, out)
+        _hand_back(bag, k, bars, weights, out)
         # w has exp(-s^2 / (2 tau^2))
         by_log_tau += (S0 + Sf) * (s / tau) ** 2
     return by_log_tau
@@ -93,34 +114,30 @@ def _over_nodes(bag, tau, at, rare, b, bars, out):
 @no_type_check
 def adjoints(mu, sigma, offsets, tau, nodes, served, rare, by_bag, by_row):
     """Adjoints of mu, sigma and tau from those of the sums of the bags that are served."""
-    longest = 0
+    longest = np.int64(0)
     for b in range(len(served)):
         longest = max(longest, offsets[b + 1] - offsets[b])
-    # one block, as in effect.sums
-    block = np.ones((12, longest))
-    own_mu, inverse, z, h, side = block[0], block[1], block[2], block[3], block[4]
-    r0, r1, r2, r3, r4 = block[5], block[6], block[7], block[8], block[9]
-    by_mu, by_sigma = block[10], block[11]
+    room, p = room_for(longest), padded(longest)
+    bars, out = np.empty(5 * p), np.empty(2 * p)
     of_mu, of_sigma, of_tau = np.zeros(len(mu)), np.zeros(len(mu)), 0.0
     for b in range(len(served)):
         if not served[b]:
             continue
         start, stop = offsets[b], offsets[b + 1]
         n, own = stop - start, sigma[start:stop]
+        p = padded(n)
+        bars[:], out[:] = 0, 0  # of the patches that fill up as well
         for i in range(n):
-            own_mu[i], inverse[i] = mu[start + i], ROOT_HALF / own[i]
-            by_mu[i] = by_sigma[i] = 0.0
-            r0[i] = by_row[0, start + i] / own[i]
-            r1[i] = by_row[1, start + i] / own[i] ** 2
+            put(room, n, i, mu[start + i], own[i], 1.0)
+            bars[i] = by_row[0, start + i] / own[i]
+            bars[p + i] = by_row[1, start + i] / own[i] ** 2
             # E[m] of one patch = -sigma (h - t) for m < 0; the others' is not summed
-            r2[i] = 0.0 if rare else -by_row[2, start + i] * own[i]
-            r3[i] = by_row[3, start + i] / own[i]
-            r4[i] = by_row[4, start + i] / own[i]
-        bag = (own_mu[:n], inverse[:n], z[:n], h[:n], side[:n])
-        bars = (r0[:n], r1[:n], r2[:n], r3[:n], r4[:n])
-        out = (by_mu[:n], by_sigma[:n])
+            bars[2 * p + i] = 0.0 if rare else -by_row[2, start + i] * own[i]
+            bars[3 * p + i] = by_row[3, start + i] / own[i]
+            bars[4 * p + i] = by_row[4, start + i] / own[i]
+        bag = filled(room, n)
         of_tau += _over_nodes(bag, tau, nodes[:, b], rare, by_bag[:, b], bars, out) / tau
         for i in range(n):
-            of_mu[start + i] = by_mu[i] / own[i]
-            of_sigma[start + i] = -by_sigma[i] / own[i]
+            of_mu[start + i] = out[i] / own[i]
+            of_sigma[start + i] = -out[p + i] / own[i]
     return of_mu, of_sigma, of_tau

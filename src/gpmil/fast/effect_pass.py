@@ -16,7 +16,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.effect import UNDERFLOW, find_nodes, over_nodes
+from gpmil.fast.effect import UNDERFLOW, filled, find_nodes, over_nodes, padded, put, room_for
 from gpmil.fast.passes import against, times
 from gpmil.fast.tails import DOOR, INNER, ROOT_HALF
 
@@ -45,47 +45,42 @@ def _average(bag, sigma, tau, rule, rare, pulled):
     at, fine = find_nodes(bag, sigma, tau, rule, rare)
     fine = fine and at[5] > UNDERFLOW
     if fine:
-        rows = (pulled, pulled, pulled, pulled, pulled)
-        fine = over_nodes(bag, tau, at, rare, tau < 0, total, rows) >= 0
+        fine = over_nodes(bag, tau, at, rare, tau < 0, total, pulled) >= 0
     if not fine:
         return 0.0, False
     step, top, whole = at[2], at[5], total[0]
     if at[6] > 0:
         whole += _before(tau, at)
+    room, n = bag
     for i in range(len(sigma)):
-        pulled[i] *= bag[4][i] / (whole * sigma[i])
+        pulled[i] *= room[2 * n + i] / (whole * sigma[i])
     density = 1 + 2 * math.exp(-2 * (math.pi * tau / step) ** 2)
     return min(top + math.log(step * whole / (tau * ROOT_2PI * density)), 0.0), True
 
 
 @njit(**INNER)
 @no_type_check
-def _gather(mu, sigma, bag, own):
+def _all_of(mu, sigma, room):
     """All patches as if they were negative, as effect.py takes them."""
     for i in range(len(mu)):
-        bag[0][i], bag[4][i], own[i] = mu[i], 1.0, sigma[i]
-        bag[1][i] = ROOT_HALF / sigma[i]
+        put(room, len(mu), i, mu[i], sigma[i], 1.0)
+    return filled(room, len(mu))
 
 
 @njit(**INNER)
 @no_type_check
-def _gather_known(mu, sigma, known, bag, own):
-    """The same of known patches, each on its side; how many."""
-    k = 0
+def _known_of(mu, sigma, known, room, own):
+    """The same of known patches, each on its side; `own` gets their sigma. And how many."""
+    count, k = 0, 0
+    for i in range(len(mu)):
+        count += known[i] >= 0
     for i in range(len(mu)):
         if known[i] >= 0:
             side = -1.0 if known[i] == 1 else 1.0
-            bag[0][k], bag[4][k], own[k] = side * mu[i], side, sigma[i]
-            bag[1][k] = ROOT_HALF / sigma[i]
+            put(room, count, k, side * mu[i], sigma[i], side)
+            own[k] = sigma[i]
             k += 1
-    return k
-
-
-@njit(**INNER)
-@no_type_check
-def _first(bag, k):
-    """The first k patches."""
-    return bag[0][:k], bag[1][:k], bag[2][:k], bag[3][:k], bag[4][:k]
+    return filled(room, count), count
 
 
 # --- A bag ----------------------------------------------------------------------------------------
@@ -93,10 +88,9 @@ def _first(bag, k):
 @no_type_check
 def _told(mu, sigma, known, tau, rule, room, pulled, gamma):
     """log Q_L with its gradient as `gamma`, whether it is in range, whether one is positive."""
-    bag, own = room
-    positive, no = False, tau < 0
-    k = _gather_known(mu, sigma, known, bag, own)
-    log_q, fine = _average(_first(bag, k), own[:k], tau, rule, no, pulled[:k])
+    positive, no, own = False, tau < 0, np.empty(len(mu))
+    bag, k = _known_of(mu, sigma, known, room, own)
+    log_q, fine = _average(bag, own[:k], tau, rule, no, pulled)
     k = 0
     for i in range(len(mu)):
         if known[i] >= 0:
@@ -108,7 +102,7 @@ def _told(mu, sigma, known, tau, rule, room, pulled, gamma):
 @no_type_check
 def _positive(mu, sigma, known, tau, rule, room, pulled, gamma, near_one):
     """log Z of a positive bag with its gradient as `gamma`, and whether it is in range."""
-    (bag, own), yes, no = room, tau >= 0, tau < 0
+    yes, no = tau >= 0, tau < 0
     n, told, any_known = len(mu), 0.0, False
     gamma[:] = 0
     if known is not None:
@@ -118,10 +112,10 @@ def _positive(mu, sigma, known, tau, rule, room, pulled, gamma, near_one):
             told, fine, explained = _told(mu, sigma, known, tau, rule, room, pulled, gamma)
             if explained or not fine:
                 return told, fine
-    _gather(mu, sigma, bag, own)
-    log_q, fine = _average(_first(bag, n), own[:n], tau, rule, no, pulled)
+    bag = _all_of(mu, sigma, room)
+    log_q, fine = _average(bag, sigma, tau, rule, no, pulled)
     if fine and not any_known and log_q > near_one:
-        return _average(_first(bag, n), own[:n], tau, rule, yes, gamma)
+        return _average(bag, sigma, tau, rule, yes, gamma)
     if not fine or log_q - told > near_one:
         return 0.0, False
     log_z = told + math.log(-math.expm1(log_q - told))
@@ -140,23 +134,21 @@ def rise(H, sigma, offsets, positive, known, w, c, tau, rule, near_one):
 
     `known` may be None: Numba then compiles nothing of what known patches need.
     """
-    bags, longest = len(positive), 0
+    bags, longest = len(positive), np.int64(0)
     for b in range(bags):
         longest = max(longest, offsets[b + 1] - offsets[b])
-    block, total = np.empty((8, longest)), 0.0
-    room = ((block[0], block[1], block[2], block[3], block[4]), block[5])
+    room, pulled, gamma = room_for(longest), np.empty(padded(longest)), np.empty(padded(longest))
+    total = 0.0
     mu, served, out, some = np.empty(len(sigma)), np.zeros(bags, np.bool_), np.zeros(len(w)), w * 0
     for b in range(bags):
         start, stop = offsets[b], offsets[b + 1]
-        n, m, own = stop - start, mu[start:stop], sigma[start:stop]
-        pulled, gamma = block[6][:n], block[7][:n]
+        m, own = mu[start:stop], sigma[start:stop]
         times(H, start, stop, w, c, m)
         if positive[b]:
             told = None if known is None else known[start:stop]
             log_z, fine = _positive(m, own, told, tau, rule, room, pulled, gamma, near_one)
         else:
-            _gather(m, own, *room)
-            log_z, fine = _average(_first(room[0], n), own, tau, rule, tau < 0, gamma)
+            log_z, fine = _average(_all_of(m, own, room), own, tau, rule, tau < 0, gamma)
         served[b] = fine
         if fine:
             total += log_z

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gpmil.inference import objective
+from gpmil.inference import fold_grams, objective
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import Features, Settings, Theta, features, theta_of
 from gpmil.inference.folded_cohort import Cohort
@@ -124,7 +124,7 @@ class GradedFolds:
             return self.made
         theta = theta_of(settings, self.cohort.device)
         made = features(self.cohort, theta)
-        return At(settings, theta, made, objective.precisions(self.cohort, theta, made))
+        return At(settings, theta, made, fold_grams.precisions(self.cohort, theta, made))
 
     def _problems(self, at: At, cuts: Float[np.ndarray, " k"]) -> list[Problem]:
         """The problem of all bags but those of each fold."""

@@ -21,15 +21,17 @@ All of it is computed with the bags in the order of their folds (folded_cohort.p
 """
 
 import math
-from typing import NamedTuple, cast
+import operator
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpmil.fast import products
-from gpmil.inference import nearby, row_products
+from gpmil.fast.lanes import in_lanes
+from gpmil.inference import fold_grams, nearby, row_products
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import (
     Features,
@@ -43,9 +45,11 @@ from gpmil.inference.folded_cohort import Cohort, Fold
 from gpmil.inference.pieces import Chunk
 from gpmil.inference.solvers import Problem
 from gpmil.moments import one_factor
-from gpmil.moments.likelihood import Group, Product, downdate, has_effect
+from gpmil.moments.likelihood import Group, Product
 from gpmil.moments.taught import patches
 
+Own = TypeVar("Own")  # what a fold has
+Found = TypeVar("Found")  # and what is found for it
 TOLERANCE = 1e-6  # of w
 LOST = 1e-2  # residual of w, relative, at which a start has led nowhere
 ROUGH = 1e-4  # where fits are compared, and not differentiated
@@ -95,7 +99,7 @@ class Fits(NamedTuple):
 def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
     """Without each fold: the bags of all others as solvers take them."""
     tau, c = float(theta.slide_effect), float(theta.mean)
-    R = precisions(cohort, theta, made)
+    R = fold_grams.precisions(cohort, theta, made)
     H, sigma = (cohort.twice(x) for x in (made.H, made.noise.sqrt()))
     chunks = [Chunk(H[f.rows], patches(group_of(f, sigma[f.rows], tau))) for f in cohort.around]
     return [
@@ -104,39 +108,10 @@ def problems(cohort: Cohort, theta: Theta, made: Features) -> list[Problem]:
     ]
 
 
-def precisions(cohort: Cohort, theta: Theta, made: Features) -> Float[Tensor, "k M M"]:
-    """R_k = I + sum W'H over the bags of all folds but k."""
-    tau = float(theta.slide_effect)
-    W = cohort.by_fold(made.W)
-    H = W if made.H is made.W else cohort.by_fold(made.H)
-    gram = torch.stack([gram_of(*own, tau) for own in zip(W, H, cohort.folds, strict=True)])
-    R = torch.eye(gram.shape[-1]).to(gram) + gram.sum(0) - gram
-    return (R + R.mT) / 2
-
-
 def group_of(fold: Fold, sigma: Float[Tensor, " n"], tau: float | Tensor) -> Group:
     """As likelihoods take the bags; no precision, which the direct solver does not ask for."""
     rows = slice(0, len(sigma))
     return Group(sigma, fold.offsets, fold.positive, None, rows, effect=tau, known=fold.known)
-
-
-def gram_of(
-    W: Float[Tensor, "n M"], H: Float[Tensor, "n M"], fold: Fold, tau: float | Tensor
-) -> Float[Tensor, "M M"]:
-    """sum_b W_b'H_b - k_b (W_b'1)(W_b'1)', k = tau^2 / (1 + tau^2 n): what bags add to R."""
-    gram = products.gram(W) if W is H else W.mT @ H
-    return gram + less_shared(W, fold, tau) if has_effect(tau) else gram
-
-
-def less_shared(W: Float[Tensor, "n M"], fold: Fold, tau: float | Tensor) -> Float[Tensor, "M M"]:
-    """-sum_b k_b (W_b'1)(W_b'1)'."""
-    sums, share = _totals(W, fold.offsets), downdate(tau, fold.offsets.diff())
-    return -sums.mT @ (share[:, None] * sums)
-
-
-def _totals(x: Float[Tensor, "n k"], offsets: Tensor) -> Float[Tensor, "b k"]:
-    """Sums over the bags."""
-    return torch.segment_reduce(x, "sum", offsets=offsets, axis=0)
 
 
 def fit(
@@ -152,11 +127,10 @@ def fit(
         (w, *_), (J, *_) = start.moved(prior)
         found = _from_first(posed, tolerance, _from_nearby(posed[0], tolerance, w, J))
     else:
-        found = [
-            _from_nearby(problem, tolerance, w, J)
-            for problem, w, J in zip(posed, *start.moved(prior), strict=True)
-        ]
-    J = [_hessian(problem, one) for problem, one in zip(posed, found, strict=True)]
+        starts = zip(posed, *start.moved(prior), strict=True)
+        found = _fold_by_fold(starts, lambda own: _from_nearby(own[0], tolerance, *own[1:]))
+    ends = zip(posed, found, strict=True)
+    J = _fold_by_fold(ends, lambda own: _hessian(*own))
     inverse = [torch.cholesky_inverse(problem.chol_R) for problem in posed]
     w = torch.stack([one.w for one in found])
     return Fits(w, torch.stack(inverse), torch.stack(J), prior)
@@ -167,8 +141,14 @@ def _from_first(
 ) -> list[inference.Solution]:
     """From the fit without the first fold, with three of four bags shared, those without others."""
     J = _hessian(posed[0], first)
-    others = [_from_nearby(problem, tolerance, first.w, J) for problem in posed[1:]]
+    others = _fold_by_fold(posed[1:], lambda own: _from_nearby(own, tolerance, first.w, J))
     return [first._replace(curvature=J), *others]
+
+
+def _fold_by_fold(folds: Iterable[Own], work: Callable[[Own], Found]) -> list[Found]:
+    """`work` on every fold, side by side where there are threads: it does not see the others."""
+    given = list(folds)
+    return in_lanes(given, lambda own: [work(one) for one in own], operator.add, most=len(given))
 
 
 def _hessian(problem: Problem, found: inference.Solution) -> Float[Tensor, "M M"]:
@@ -247,7 +227,7 @@ def loadings(
             cohort.folds, cohort.by_fold(made.H), cohort.by_fold(g), m.R_inverse, strict=True
         )
     ]
-    total = _totals(g[:, None], cohort.starts)[:, 0] * made.common
+    total = fold_grams.totals(g[:, None], cohort.starts)[:, 0] * made.common
     shared = smooth[:, 0] - made.noise * g + again + cohort.placed(pulled)
     shared = shared + total.index_select(0, row)
     return one_factor.loadings(shared, g, m.variance, row, cohort.n_bags)
@@ -365,7 +345,8 @@ def _hessians(posed: list[Problem], optima: list[Optimum]) -> Float[Tensor, "k M
     """J_k = I + H'A H."""
     with torch.no_grad():
         H = [cast(Chunk, problem.chunks[0]).H for problem in posed]
-        curved = torch.stack([at.A(x, x) for at, x in zip(optima, H, strict=True)])
+        pairs = zip(optima, H, strict=True)
+        curved = torch.stack(_fold_by_fold(pairs, lambda own: own[0].A(own[1], own[1])))
         return torch.eye(curved.shape[-1]).to(curved) + curved
 
 
@@ -389,27 +370,7 @@ def _through_fits(
     """What g_k = sum H'gamma - w_k = 0 and R_k = I + sum W'H add, sums over the other folds."""
     _through_optima(cohort, held, optima, w, v)
     symmetric = (R_bar + R_bar.mT) / 2
-    _through_grams(cohort, theta, held, symmetric.sum(0) - symmetric)
-
-
-def _through_grams(
-    cohort: Cohort, theta: Theta, held: Features, R_bar: Float[Tensor, "k M M"]
-) -> None:
-    """<R', W'Sigma W> of every fold, R' symmetric: W' = 2 Sigma W R' = 2 H R', Sigma at hand.
-
-    And lambda' = -<W R', (Sigma - Sigma^2) W> / lambda = -<H R', W - H> / lambda.
-    """
-    with torch.no_grad():
-        HR = torch.cat([H @ R for H, R in zip(cohort.by_fold(held.H), R_bar, strict=True)])
-        by_strength = -torch.vdot(HR.flatten(), (held.W - held.H).flatten())
-    torch.autograd.backward([held.W], [2 * HR])
-    if isinstance(theta.coupling, Tensor):
-        torch.autograd.backward([theta.coupling], [by_strength / theta.coupling.detach()])
-    if not has_effect(theta.slide_effect):
-        return
-    own = zip(cohort.by_fold(held.W), cohort.folds, R_bar, strict=True)
-    sums = [(less_shared(W, fold, theta.slide_effect) * R).sum() for W, fold, R in own]
-    torch.stack(sums).sum().backward()
+    fold_grams.through(cohort, theta, held, symmetric.sum(0) - symmetric)
 
 
 def _through_optima(
@@ -430,7 +391,7 @@ def _through_optima(
         (along[others.rows, k] * at.gamma).sum().backward()
         gammas[others.rows, k], by_mu[others.rows, k] = at.gamma.detach(), collected(at.mu)
         by_sigma[others.rows] += collected(at.sigma)
-    by_H = cohort.once(gammas) @ v + cohort.once(by_mu) @ w
+    by_H = cohort.once(torch.cat([gammas, by_mu], 1)) @ torch.cat([v, w])
     torch.autograd.backward(
         [held.H, held.noise], [by_H, cohort.once(by_sigma) / (2 * held.noise.detach().sqrt())]
     )
