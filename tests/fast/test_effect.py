@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import erfc
 
@@ -60,7 +60,9 @@ def assert_alike(plain, fast, tau, tolerance):
     for name in plain._fields:
         a, b = getattr(plain, name), getattr(fast, name)
         assert a.dtype == b.dtype and torch.isfinite(b).all(), name
-        size = unit.get(name, 1.0 if name == "log_z" else 1e-12 + float(a.abs().max()))
+        # in a bag of one patch with mean zero tau does not matter: terms of order one cancel
+        least = 1e-8 if name == "by_log_tau" else 1e-12
+        size = unit.get(name, 1.0 if name == "log_z" else least + float(a.abs().max()))
         assert torch.allclose(a, b, rtol=tolerance, atol=tolerance * size), name
 
 
@@ -88,6 +90,8 @@ def test_the_same_gradient_as_the_plain_sums(shift, tau):
     tau=st.floats(1e-3, 10),
     seed=st.integers(0, 10**6),
 )
+@example([1], 0.0, 0.0, 1.0, 0)
+@example([1], 0.0, 0.0, 1.0, 1)
 def test_random_bags(sizes, shift, spread, tau, seed):
     bags = bags_at(shift, sizes, spread, seed)
     plain, fast = both(slide_effect.moments, bags, tau)
