@@ -5,6 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from oracles import model as oracle
 from oracles import novelty as naive
 from synthetic import pri, small_cohort
@@ -249,3 +251,12 @@ def test_all_patients_at_once_as_one_after_the_other():
         a, b = (np.asarray(getattr(seen, name)) for seen in (one_by_one, at_once))
         np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-12 * np.abs(a).max())
     assert not novelty_at_once.serves(looked, patient)  # on a CPU one after the other is quicker
+
+
+@given(sizes=st.lists(st.integers(1, 700), max_size=6), most=st.integers(2, 90))
+def test_patches_of_all_slides_at_once_are_those_of_each(sizes, most):
+    starts = 3 + np.concatenate([[0], np.cumsum(sizes)[:-1]]) if sizes else np.zeros(0)
+    own = [start + novelty.evenly(n, most) for start, n in zip(starts, sizes)]
+    rows, counts = novelty.evenly_of_each(starts.astype(int), np.array(sizes, int), most)
+    assert counts.tolist() == [len(one) for one in own]
+    assert rows.tolist() == [int(i) for one in own for i in one]

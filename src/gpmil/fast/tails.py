@@ -28,7 +28,7 @@ ANY_ORDER = {"contract", "reassoc", "nsz"}  # and sums in any order, which vecto
 DOOR = {"error_model": "numpy", "no_cfunc_wrapper": True, "nogil": True, "cache": True}
 INNER = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
 
-# --- erfcx and exp as polynomials ---------------------------------------------------------------
+# --- erfcx as a quotient of polynomials, exp as one -------------------------------------------
 # erfcx(z) = P(z) / Q(z), lowest power first: the best for the relative error on 0 <= z <= LARGEST,
 # by reweighted least squares with sixty digits. No coefficient is below zero, so nothing cancels.
 P = (1.0000000000000041783, 2.0494710040035525193, 2.0697835972675997035, 1.3130446008174422321,
