@@ -501,7 +501,8 @@ def test_missing_coordinates_matter_to_coupled_models_only(settings, said, plain
 def test_missing_coordinates_in_prediction(method, said, model, plain):
     said()
     getattr(model, method)(plain[:5])
-    (message,) = said()
+    # that these bags name no encoder is said once per model, here or in a test before
+    (message,) = [line for line in said() if "encoder" not in line]
     assert "uncoupled" in message and "0.5" in message
 
 

@@ -184,10 +184,11 @@ def over_effect() -> Any:
 def sums_effects(among: int, device: torch.device) -> bool:
     """Whether sums over a slide effect are compiled for bags out of `among` patches.
 
-    Some of a large cohort do not go another way than all of it. On a GPU they know no derivatives.
+    Some of a large cohort do not go another way than all of it. Derivatives of a GPU's sums are
+    those of the loops of a CPU.
     """
     if device.type == "cuda":
-        return fused_pass.available() and not torch.is_grad_enabled()
+        return fused_pass.available() and not (torch.is_grad_enabled() and kernels() is None)
     return among >= WORTH_PATCHES and device.type == "cpu" and kernels() is not None
 
 
@@ -224,12 +225,12 @@ def effect_adjoints(
     bags, sums = _plain_arrays(mu, sigma, offsets), _plain_arrays(by_bag, by_row)
     at = _plain_arrays(nodes, served)
     *found, by_tau = kernels().effect_adjoint.adjoints(*bags, float(tau), *at, rare, *sums)
-    of_mu, of_sigma = (torch.from_numpy(x) for x in found)
+    of_mu, of_sigma = (torch.from_numpy(x).to(mu.device) for x in found)
     return of_mu, of_sigma, tau.new_tensor(by_tau)
 
 
 def _plain_arrays(*tensors: Tensor) -> list[np.ndarray]:
-    return [x.detach().contiguous().numpy() for x in tensors]
+    return [x.detach().cpu().contiguous().numpy() for x in tensors]
 
 
 @functools.cache

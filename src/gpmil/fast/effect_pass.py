@@ -27,7 +27,7 @@ ROOT_2PI = math.sqrt(2 * math.pi)
 @njit(**INNER)
 @no_type_check
 def _before(tau, at):
-    """The sum over the lattice before the first node, where q = 1: slide_effect.sum_before."""
+    """The sum over the lattice before the first node, where q = 1: slide_effect.weight_before."""
     first, _, step, _, _, top, _ = at
     d = step / tau
     a = (first - 0.5) * d

@@ -46,7 +46,7 @@ class StoredRows:
 
     def __getitem__(self, i: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
         """Some of the rows."""
-        return self.inputs(self.features[self.rows[i.cpu().numpy()]])
+        return self.inputs(self.features[self.rows[i.cpu().numpy()]]).to(self.device)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -228,6 +228,19 @@ class Cohort:
         out = x[:N].clone()
         out[: len(x) - N] += x[N:]
         return out
+
+    def on(self, device: torch.device) -> "Cohort":
+        """The same, computed elsewhere."""
+        if device.type == self.device.type:
+            return self
+        stored, context = self.inputs, self.context
+        if isinstance(stored, StoredRows):
+            inputs: Tensor | StoredRows = replace(stored, device=device)
+        else:
+            inputs = stored.to(device)
+        if context is not None:
+            context = SlidesInContext(*(x.to(device) for x in context))
+        return replace(self, inputs=inputs, inducing=self.inducing.to(device), context=context)
 
     def with_kernel(self, kernel: str | GPyTorchKernel) -> "Cohort":
         """The same bags under another kernel."""

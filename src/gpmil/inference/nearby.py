@@ -14,6 +14,7 @@ from gpmil.inference.solvers import (
     Solution,
     climb,
     collapsed_bound,
+    few_columns_here,
     relative,
     rise,
 )
@@ -37,7 +38,15 @@ def maximum(
     A step leaves the share of the residual that the one before has left, or less: where that is
     far below `tol` the step is the last, and the gradient behind it is not asked for.
     """
-    w, J, age, seen = start, curvature, 0, 0
+    with few_columns_here(start) as here:
+        found = _climbed(problem, max_iter, tol, start.to(here), curvature.to(here))
+    return found.on(start.device)
+
+
+def _climbed(
+    problem: Problem, max_iter: int, tol: float, w: Float[Tensor, " M"], J: Float[Tensor, "M M"]
+) -> Solution:
+    age, seen = 0, 0
     value, gradient = rise(problem, w)
     residual, left, trace = relative(gradient, w), 1.0, [value]
     for step in range(1, max_iter + 1):

@@ -121,6 +121,7 @@ def fit(
 
     Where one fit alone is known to start from, it is for the first fold, as zero is.
     """
+    device = posed[0].R.device
     if start is None:
         found = _from_first(posed, tolerance, _afresh(posed[0], tolerance))
     elif len(start.w) < len(posed):
@@ -128,9 +129,9 @@ def fit(
         found = _from_first(posed, tolerance, _from_nearby(posed[0], tolerance, w, J))
     else:
         starts = zip(posed, *start.moved(prior), strict=True)
-        found = _fold_by_fold(starts, lambda own: _from_nearby(own[0], tolerance, *own[1:]))
+        found = _fold_by_fold(starts, lambda own: _from_nearby(own[0], tolerance, *own[1:]), device)
     ends = zip(posed, found, strict=True)
-    J = _fold_by_fold(ends, lambda own: _hessian(*own))
+    J = _fold_by_fold(ends, lambda own: _hessian(*own), device)
     inverse = [torch.cholesky_inverse(problem.chol_R) for problem in posed]
     w = torch.stack([one.w for one in found])
     return Fits(w, torch.stack(inverse), torch.stack(J), prior)
@@ -141,14 +142,22 @@ def _from_first(
 ) -> list[inference.Solution]:
     """From the fit without the first fold, with three of four bags shared, those without others."""
     J = _hessian(posed[0], first)
-    others = _fold_by_fold(posed[1:], lambda own: _from_nearby(own, tolerance, first.w, J))
+    others = _fold_by_fold(
+        posed[1:], lambda own: _from_nearby(own, tolerance, first.w, J), J.device
+    )
     return [first._replace(curvature=J), *others]
 
 
-def _fold_by_fold(folds: Iterable[Own], work: Callable[[Own], Found]) -> list[Found]:
-    """`work` on every fold, side by side where there are threads: it does not see the others."""
-    given = list(folds)
-    return in_lanes(given, lambda own: [work(one) for one in own], operator.add, most=len(given))
+def _fold_by_fold(
+    folds: Iterable[Own], work: Callable[[Own], Found], device: torch.device
+) -> list[Found]:
+    """`work` on every fold, which does not see the others: side by side where there are threads.
+
+    Beside a GPU they would wait for each other to launch what it is to do.
+    """
+    given, beside = list(folds), device.type == "cpu"
+    each = lambda own: [work(one) for one in own]  # noqa: E731
+    return in_lanes(given, each, operator.add, beside, most=len(given))
 
 
 def _hessian(problem: Problem, found: inference.Solution) -> Float[Tensor, "M M"]:
@@ -179,14 +188,17 @@ def carried(fits: Fits, cohort: Cohort, to: Cohort, settings: Settings) -> Fits:
     """
     with torch.no_grad():
         theta = theta_of(settings, to.device)
-        formula, L, prior = to.formula, fits.prior.factor, prior_of(to, theta)
-        cross = formula.value(formula.pairs(to.inducing, cohort.inducing), theta.lengthscale)
+        formula, prior = to.formula, prior_of(to, theta)
+        w, J, L, Z = (
+            x.to(to.device) for x in (fits.w, fits.J[:1], fits.prior.factor, cohort.inducing)
+        )
+        cross = formula.value(formula.pairs(to.inducing, Z), theta.lengthscale)
         half = torch.linalg.solve_triangular(L, theta.variance * cross.mT, upper=False)
         T = torch.linalg.solve_triangular(prior.factor, half.mT, upper=False).mT
-        T = torch.block_diag(T, torch.eye(fits.w.shape[1] - len(L)).to(T))
+        T = torch.block_diag(T, torch.eye(w.shape[1] - len(L)).to(T))
         more = int(to.offsets[-1]) / int(cohort.offsets[-1])
-        J, eye = fits.J[:1] - torch.eye(len(T)).to(T), torch.eye(T.shape[1]).to(T)
-        return Fits(fits.w[:1] @ T, fits.R_inverse, eye + more * T.mT @ J @ T, prior)
+        eye, one = (torch.eye(size).to(T) for size in T.shape)
+        return Fits(w[:1] @ T, fits.R_inverse, one + more * T.mT @ (J - eye) @ T, prior)
 
 
 # --- The score -----------------------------------------------------------------------------------
@@ -346,7 +358,8 @@ def _hessians(posed: list[Problem], optima: list[Optimum]) -> Float[Tensor, "k M
     with torch.no_grad():
         H = [cast(Chunk, problem.chunks[0]).H for problem in posed]
         pairs = zip(optima, H, strict=True)
-        curved = torch.stack(_fold_by_fold(pairs, lambda own: own[0].A(own[1], own[1])))
+        curved = _fold_by_fold(pairs, lambda own: own[0].A(own[1], own[1]), H[0].device)
+        curved = torch.stack(curved)
         return torch.eye(curved.shape[-1]).to(curved) + curved
 
 

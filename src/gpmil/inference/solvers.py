@@ -13,7 +13,8 @@ coupled.
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -79,6 +80,11 @@ class Solution(NamedTuple):
     residual: float
     trace: list[float]
     curvature: Float[Tensor, "M M"] | None = None  # the Hessian of -L there or nearby, if kept
+
+    def on(self, device: torch.device) -> "Solution":
+        """The same, kept elsewhere."""
+        J = None if self.curvature is None else self.curvature.to(device)
+        return self._replace(w=self.w.to(device), curvature=J)
 
 
 def prepare(
@@ -300,13 +306,20 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
     # elsewhere the bound may have several maxima, and a GPU shall climb to that of a CPU
     quick = R.is_cuda and all(isinstance(p, Chunk) and p.loop is not None for p in problem.chunks)
     worth = ON_A_GPU if quick else (HESSIAN, PATIENCE)
-    if not R.is_cuda or len(R) > FEW_COLUMNS:
-        return _climbed(problem, max_iter, tol, start, *worth)
-    here = replace(problem, R=R.cpu(), chol_R=problem.chol_R.cpu())
+    with few_columns_here(R) as here:
+        at_hand = replace(problem, R=R.to(here), chol_R=problem.chol_R.to(here))
+        start = None if start is None else start.to(here)
+        return _climbed(at_hand, max_iter, tol, start, *worth).on(R.device)
+
+
+@contextmanager
+def few_columns_here(at: Float[Tensor, "..."]) -> Iterator[torch.device]:
+    """Where w and M x M matrices are at hand: beside a GPU, unless there are many columns."""
+    if not at.is_cuda or len(at) > FEW_COLUMNS:
+        yield at.device
+        return
     with few_threads():  # sixteen would wait for each other
-        found = _climbed(here, max_iter, tol, None if start is None else start.cpu(), *worth)
-    J = found.curvature
-    return found._replace(w=found.w.to(R.device), curvature=None if J is None else J.to(R.device))
+        yield torch.device("cpu")
 
 
 def _climbed(

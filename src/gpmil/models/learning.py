@@ -135,8 +135,12 @@ def learn(
     budget: int,
     spare: str | None = None,
     seed: int = 0,
+    device: torch.device = CPU,
 ) -> LearnedSettings:
-    """Search under every kernel; the best objective wins, with the setting `spare` or without."""
+    """Search under every kernel; the best objective wins, with the setting `spare` or without.
+
+    `device` has the last steps behind a pilot, whose own are too small for a GPU.
+    """
     apart = 0 if spare is None else simpler.part_of(budget)
     add = spare == "slide_effect" and apart > 0
     # an effect is added to the best settings without it, with a part of the budget more
@@ -154,7 +158,7 @@ def learn(
         ]
     ends = [search for search in (best, *rivals) if search.trace]
     if small is not last:
-        whole = last.with_kernel(best.cohort.kernel)
+        whole = last.with_kernel(best.cohort.kernel).on(device)
         # where no value with all bags is a number, the pilot has the last word
         ends = tuning.judged(ends, whole) or [best]
     begun = ends[0].cohort is not best.cohort
@@ -248,11 +252,10 @@ class TunedGP(PatientGP):
         self._check_learnable(labels)
         chosen, groups = self._learned_from(labels, cohort.whole.groups)
         kernels = AUTO_KERNELS if is_word(self.kernel, "auto") else (self.kernel_,)
-        # where a slide effect is summed over, compiled loops are quicker than a GPU
         made = self._tuning_cohort(cohort.some_bags(chosen), labels[chosen], CPU, groups)
         spare, space = spared(names, cohort.whole.has_geometry), self._space(cohort.whole, names)
         with few_threads(BESIDE_A_GPU) if device.type == "cuda" else nullcontext():
-            found = learn(made, kernels, space, budget, spare, self._seed())
+            found = learn(made, kernels, space, budget, spare, self._seed(), device)
         self.kernel_ = found.kernel
         if self.variance_ is not None:
             self.variance_, self.lengthscale_ = found.settings[:2]

@@ -32,7 +32,7 @@ from gpmil.moments.effect_nodes import DROP
 from gpmil.moments.given_effect import Patches, all_below, some_above
 from gpmil.moments.likelihood import Group, downdate
 from gpmil.moments.sites import Sites
-from gpmil.moments.slide_effect import NEAR_ONE, log_total, sum_before
+from gpmil.moments.slide_effect import NEAR_ONE, log_total, weight_before
 from gpmil.moments.taught import patches
 from gpmil.moments.truncated import log_not, segment_sum
 
@@ -109,7 +109,7 @@ class Average:
             converged.append(self.part.converged.view_as(s))
         self.effects, nodes = torch.cat(effects), nodes._replace(top=top)
         weight = torch.exp(torch.cat(logs) - top)
-        total = weight.sum(0) + sum_before(tau, nodes)[0]
+        total = weight.sum(0) + weight_before(tau, nodes)
         self.log_z, self.pi = log_total(tau, nodes, total), weight / total
         self.delta = (self.pi[:, patches.row] * torch.cat(moved)).sum(0)
         rough = (~torch.cat(converged) & (self.pi > COUNTS)).any(0)

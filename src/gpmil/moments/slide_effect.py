@@ -242,7 +242,7 @@ def _below_alone(patches: Patches, tau: Tensor) -> tuple[Tensor, Tensor]:
     if not served.any():
         full = _plain_sums(patches, tau, all_below)
         return full.log_z, full.gamma
-    total = total + sum_before(tau, nodes)[0]
+    total = total + weight_before(tau, nodes)
     log_q, slope = log_total(tau, nodes, total), slope / total.index_select(0, patches.row)
     if not served.all():
         some, rows = patches.some(~served)
@@ -287,11 +287,11 @@ def _averages(
 ) -> _Found:
     """The sums over what their weights sum to, and its logarithm."""
     row = patches.row
-    before = sum_before(tau, nodes)
-    total = by_bag[0] + before[0]
+    before = moments_before(tau, nodes)
+    total = by_bag[0] + weight_before(tau, nodes)
     total_row = total.index_select(0, row)
     gamma, curvature, mean, *weighted = (x / total_row for x in by_row)
-    effect, square = (by_bag[1] + before[1]) / total, (by_bag[2] + before[2]) / total
+    effect, square = (by_bag[1] + before[0]) / total, (by_bag[2] + before[1]) / total
     # mu + sigma^2 gamma + E[s], by what keeps its digits
     plain = patches.mu + patches.sigma.square() * gamma + effect[row]
     mean = torch.where(nodes.certain[row], plain, mean)
@@ -324,26 +324,36 @@ def _factors(moment: Tensor, by_row: Tensor, row: Tensor) -> Tensor:
     return (inverse[row] @ by_row[..., None])[..., 0]
 
 
-def sum_before(tau: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of 1, s and s^2 over the lattice before the first node, where z = 1, in its unit.
+def weight_before(tau: Tensor, nodes: Nodes) -> Tensor:
+    """The sum of 1 over the lattice before the first node, where z = 1, in its unit.
 
-    The integral to the midpoint before the first node, with Euler and Maclaurin's corrections:
-    sum_k d f(k d) = int f - d^2/24 f'(a) + 7/5760 d^4 f^(3)(a), f = phi, x phi and x^2 phi.
+    The integral to the midpoint a before the first node, with Euler and Maclaurin's corrections:
+    sum_k d f(k d) = int f - d^2/24 f'(a) + 7/5760 d^4 f^(3)(a), f = phi.
     """
+    d, a, phi, whole = _to_midpoint(tau, nodes)
+    # derivatives of phi, over phi
+    p1, p3 = -a, 3 * a - a**3
+    total = whole + phi * (7 * d**4 / 5760 * p3 - d**2 / 24 * p1)
+    return torch.where(nodes.certain, total / d, 0.0)
+
+
+def moments_before(tau: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
+    """The sums of s and s^2 over it: f = x phi and x^2 phi."""
+    d, a, phi, whole = _to_midpoint(tau, nodes)
+    small, tiny = d**2 / 24, 7 * d**4 / 5760
+    p1, p2, p3 = -a, a**2 - 1, 3 * a - a**3
+    p4, p5 = a**4 - 6 * a**2 + 3, -(a**5) + 10 * a**3 - 15 * a
+    one = phi * (small * p2 - tiny * p4 - 1)
+    two = whole + phi * (p1 - small * (p3 + p1) + tiny * (p5 + p3))
+    one, two = (torch.where(nodes.certain, x / d, 0.0) for x in (one, two))
+    return one * tau, two * tau.square()
+
+
+def _to_midpoint(tau: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """d and a in units of tau, sqrt(2 pi) times the density and the distribution function at a."""
     d = nodes.step / tau
     # where nothing is added its derivative must not overflow either
     first, top = (torch.where(nodes.certain, x, 0.0) for x in (nodes.first, nodes.top))
     a = (first - 0.5) * d
     phi = torch.exp(-a.square() / 2 - top)
-    whole = torch.exp(torch.special.log_ndtr(a) - top) * math.sqrt(2 * math.pi)
-    # derivatives of phi, over phi
-    p1, p2, p3 = -a, a**2 - 1, 3 * a - a**3
-    p4, p5 = a**4 - 6 * a**2 + 3, -(a**5) + 10 * a**3 - 15 * a
-    small, tiny = d**2 / 24, 7 * d**4 / 5760
-    sums = (
-        whole + phi * (tiny * p3 - small * p1),
-        phi * (small * p2 - tiny * p4 - 1),
-        whole + phi * (p1 - small * (p3 + p1) + tiny * (p5 + p3)),
-    )
-    zero, one, two = (torch.where(nodes.certain, x / d, 0.0) for x in sums)
-    return zero, one * tau, two * tau.square()
+    return d, a, phi, torch.exp(torch.special.log_ndtr(a) - top) * math.sqrt(2 * math.pi)
