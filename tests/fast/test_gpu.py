@@ -11,8 +11,10 @@ from synthetic import pri
 import gpmil
 from gpmil.distributed import WholeCohort
 from gpmil.fast import fused_pass, ring
-from gpmil.inference import fused
+from gpmil.inference import fused, objective, tuning
 from gpmil.inference import solvers as inference
+from gpmil.inference.at_settings import Settings
+from gpmil.inference.folded_cohort import folded
 from gpmil.inference.pieces import Chunk
 from gpmil.models import smoothing
 from gpmil.models.batches import BatchSource
@@ -377,6 +379,36 @@ def test_grades_and_types_agree():
     learned = clone(ordinal).set_params(cut_points="auto", slide_effect="auto", tuning_budget=6)
     cpu, gpu = (clone(learned).set_params(device=d).fit(bags, y) for d in ("cpu", "cuda"))
     assert np.allclose(gpu.cut_points_, cpu.cut_points_, rtol=0.05)
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.8])
+@pytest.mark.parametrize("strength", [0.0, 0.6])
+def test_settings_are_judged_alike(tau, strength):
+    bags = gpmil.simulate.cohort(n_bags=30, n_features=16, mean_size=25, seed=3)
+    Z = torch.from_numpy(bags.features[5::40].astype(np.float64))
+    rows, labels = np.arange(bags.n_instances), bags.labels == 1
+    inputs = lambda x: torch.from_numpy(x.astype(np.float64))  # noqa: E731
+    cohort = folded(bags, rows, labels, inputs, Z, "rbf")
+    point = Settings(20.0, 9.0, -5.0, strength, tau)
+    cpu, gpu = (objective.gradient(one, point) for one in (cohort, cohort.on(GPU)))
+    assert np.allclose(gpu.scores, cpu.scores, atol=1e-6)
+    assert np.allclose(gpu.settings, cpu.settings, rtol=1e-5, atol=1e-8)
+    # fits of a CPU are a start on the GPU
+    start = objective.carried(cpu.fits, cohort, cohort.on(GPU), point)
+    assert relative_error(start.w[0].cpu().numpy(), cpu.fits.w[0].numpy()) < 1e-3
+    near, _ = objective.value(cohort.on(GPU), point, start)
+    assert abs(near - cpu.score) < 1e-6
+
+
+def test_settings_learned_beside_a_gpu_are_those_of_a_cpu(monkeypatch):
+    monkeypatch.setattr(tuning, "SMALL", 2**10)  # a pilot comes first
+    monkeypatch.setattr(tuning, "PILOT_ROWS", 500)
+    bags = gpmil.simulate.cohort(n_bags=40, n_features=16, mean_size=25, seed=4)
+    model = gpmil.VGPMILPRI(n_inducing=40, random_state=0)
+    cpu, gpu = (clone(model).set_params(device=d).fit(bags) for d in ("cpu", "cuda"))
+    assert np.isclose(gpu.loo_log_likelihood_, cpu.loo_log_likelihood_, atol=1e-5)
+    assert np.allclose(gpu.variance_, cpu.variance_, rtol=1e-3)
+    assert np.allclose(gpu.slide_effect_, cpu.slide_effect_, rtol=1e-3)
 
 
 def test_novelty_agrees():

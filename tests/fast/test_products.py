@@ -21,7 +21,7 @@ def draw(n, M, dtype):
 def tiles(request, monkeypatch):
     """With tiles, where they are a gain, and without."""
     if not request.param:
-        monkeypatch.setattr(products, "_tiles", lambda: None)
+        monkeypatch.setattr(products, "tiled", lambda: None)
 
 
 @pytest.mark.usefixtures("tiles")
@@ -63,7 +63,7 @@ def test_rows_of_a_product_do_not_hang_on_those_beside_them(monkeypatch):
     monkeypatch.setattr(products, "SIDE_BY_SIDE", 0)  # in lanes
     np.testing.assert_array_equal(products.times(A, B), whole)
     apart = np.concatenate([products.times(A[s : s + 7], B) for s in range(0, 300, 7)])
-    if products._tiles() is not None:
+    if products.tiled() is not None:
         np.testing.assert_array_equal(apart, whole)
     np.testing.assert_allclose(apart, whole, rtol=1e-12)
 

@@ -38,7 +38,7 @@ def times(
 ) -> Float[np.ndarray, "n m"]:
     """The same of arrays."""
     out = np.empty((len(A), B.shape[1]), A.dtype) if out is None else out
-    loops = _tiles()
+    loops = tiled()
     if loops is None:
         return np.matmul(A, B, out=out)
     A, B = np.ascontiguousarray(A), np.ascontiguousarray(B)
@@ -60,7 +60,7 @@ def gram(X: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:
     """X'X."""
     if _plain(X):
         return X.mT @ X
-    rows, loops = X.numpy(), _tiles()
+    rows, loops = X.numpy(), tiled()
     if loops is None:
         return torch.from_numpy(rows.T @ rows)
     return torch.from_numpy(_by_tiles(rows, np.ones(len(rows), rows.dtype), loops)).to(X.dtype)
@@ -72,7 +72,7 @@ def weighted_gram(
     """H'diag(weights) H, multiplied in the dtype of H, added up in float64."""
     if _plain(H) or (weights.requires_grad and torch.is_grad_enabled()):
         return (H.mT @ (weights[:, None] * H)).double()
-    weights, loops = weights.detach(), _tiles()
+    weights, loops = weights.detach(), tiled()
     if loops is not None:
         return torch.from_numpy(_by_tiles(H.numpy(), weights.contiguous().numpy(), loops))
     return _by_halves(H, weights)
@@ -121,7 +121,7 @@ def _plain(X: Tensor) -> bool:
 
 
 @functools.cache
-def _tiles() -> Any:
+def tiled() -> Any:
     """The module of tiles; None without Numba, or where they are no gain."""
     try:
         from gpmil.fast import tiles

@@ -263,3 +263,48 @@ def _below(left, right, n, sums):
         tiles(
             left, first, one, m, right, j, m, sums, first * m + j, m, n, fresh, m - first, across
         )  # fmt: skip
+
+
+@njit(**DOOR)
+@no_type_check
+def solved(U, rows, out):
+    """out = rows U^-1, U upper: what is below its diagonal is not looked at.
+
+    A vector of columns at a time, J, with those before them known:
+    X_J = (rows_J - X_<J U_<J,J) U_JJ^-1.
+    """
+    n, m = rows.shape
+    width, one, fresh = VECTOR // rows.itemsize, np.int64(1), len(U) < 0
+    padded = m + -m % width
+    less, own = np.zeros((m, padded), U.dtype), np.empty((width, width), U.dtype)
+    for i in range(m):
+        for j in range(i + 1, m):
+            less[i, j] = -U[i, j]
+    X, Y = np.empty((n, padded), rows.dtype), np.zeros((n, width), rows.dtype)
+    for j in range(0, padded, width):
+        known = min(width, m - j)
+        for i in range(n):
+            for k in range(known):
+                Y[i, k] = rows[i, j + k]
+        tiles(X, 0, padded, one, less, j, padded, Y, 0, width, j, fresh, n, one)
+        _inverse(U, j, known, own)
+        tiles(Y, 0, width, one, own, 0, width, X, j, padded, known, not fresh, n, one)
+    for i in range(n):
+        for j in range(m):
+            out[i, j] = X[i, j]
+
+
+@njit(**INNER)
+@no_type_check
+def _inverse(U, start, size, out):
+    """The inverse of a few rows and columns of U, and zeros around it."""
+    out[:] = 0
+    for i in range(size - 1, -1, -1):
+        for k in range(i + 1, size):
+            factor = U[start + i, start + k]
+            for j in range(k, size):
+                out[i, j] -= factor * out[k, j]
+        inverse = 1 / U[start + i, start + i]
+        for j in range(i + 1, size):
+            out[i, j] *= inverse
+        out[i, i] = inverse

@@ -13,7 +13,6 @@ The average is one over a few x, and the root is found by Newton steps with J, m
 """
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -21,10 +20,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpmil.fast.lanes import few_threads
 from gpmil.inference.pieces import four_slopes
-from gpmil.inference.solvers import FEW_COLUMNS, Problem, collapsed_bound, rise, sampled, summed
-from gpmil.inference.steps import mended
+from gpmil.inference.solvers import Problem, collapsed_bound, rise, sampled, summed
+from gpmil.inference.steps import few_columns_here, mended
 from gpmil.process.sparse_gp import Posterior
 
 POINTS = 4  # x that an average is taken over, as many gradients: `four_slopes`
@@ -37,10 +35,9 @@ def laplace(
     problem: Problem, w: Float[Tensor, " M"], curvature: Float[Tensor, "M M"] | None = None
 ) -> Posterior:
     """N(v, J^-1) about a fit w; `curvature` is the Hessian of -L there, where it is known."""
-    beside = w.is_cuda and len(w) <= FEW_COLUMNS
-    w = w.cpu() if beside else w
-    J = collapsed_bound(problem, w)[2] if curvature is None else curvature.to(w.device)
-    with few_threads() if beside else nullcontext():
+    with few_columns_here(w) as here:
+        w = w.to(here)
+        J = collapsed_bound(problem, w)[2] if curvature is None else curvature.to(here)
         q = Posterior.build(w, at_least_one(J))
         return replace(q, w=mean(problem, q))
 

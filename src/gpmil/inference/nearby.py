@@ -11,14 +11,12 @@ from torch import Tensor
 
 from gpmil.inference.solvers import (
     Problem,
-    Solution,
     climb,
     collapsed_bound,
-    few_columns_here,
     relative,
     rise,
 )
-from gpmil.inference.steps import ascent, mended, stalled
+from gpmil.inference.steps import Solution, ascent, few_columns_here, mended, stalled
 
 logger = logging.getLogger("gpmil")
 SURE = 0.1  # of tol: the residual expected of the last step, which is not looked at

@@ -359,8 +359,7 @@ def _hessians(posed: list[Problem], optima: list[Optimum]) -> Float[Tensor, "k M
         H = [cast(Chunk, problem.chunks[0]).H for problem in posed]
         pairs = zip(optima, H, strict=True)
         curved = _fold_by_fold(pairs, lambda own: own[0].A(own[1], own[1]), H[0].device)
-        curved = torch.stack(curved)
-        return torch.eye(curved.shape[-1]).to(curved) + curved
+        return torch.eye(H[0].shape[1]).to(H[0]) + torch.stack(curved)
 
 
 def _adjoint(fits: Fits) -> tuple[Float[Tensor, "k M"], Float[Tensor, "k M M"]]:

@@ -13,10 +13,9 @@ coupled.
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,11 +24,19 @@ from jaxtyping import Float, Int
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from gpmil.fast.lanes import few_threads, in_lanes
+from gpmil.fast.lanes import in_lanes
 from gpmil.inference import fused, leave_out
 from gpmil.inference.leave_out import Optimum
 from gpmil.inference.pieces import Chunk, Piece, bend
-from gpmil.inference.steps import ascent, mended, relative, stalled, steps_left
+from gpmil.inference.steps import (
+    Solution,
+    ascent,
+    few_columns_here,
+    mended,
+    relative,
+    stalled,
+    steps_left,
+)
 from gpmil.inference.stores import Gathered, Source, gather
 from gpmil.moments.likelihood import Family
 from gpmil.moments.taught import patches
@@ -44,7 +51,6 @@ WARM_SWEEPS = 4  # plain sweeps before Newton: most of the distance at a tenth o
 HESSIAN = 15.0  # gradients that it costs: it is kept while fewer steps with it lead to the end,
 PATIENCE = 6  # or for so many steps, if none of them had to be shortened
 ON_A_GPU = 5.0, 3  # the same where products are quick beside the passes in between
-FEW_COLUMNS = 512  # up to which a CPU is done with M x M before a GPU has begun
 FROM_R = 0.3  # of R - I, as a first guess at the Hessian
 EVERY = 8  # of the pieces of a large cohort make the sample that the direct solver starts with
 FEWEST = 4  # pieces in such a sample
@@ -69,22 +75,6 @@ class Problem:
     def solve_R(self, x: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
         """R^-1 x."""
         return torch.cholesky_solve(x[:, None], self.chol_R)[:, 0]
-
-
-class Solution(NamedTuple):
-    """w, and how it was reached; `trace` is the collapsed bound at each step, less a constant."""
-
-    w: Float[Tensor, " M"]
-    n_iter: int
-    converged: bool
-    residual: float
-    trace: list[float]
-    curvature: Float[Tensor, "M M"] | None = None  # the Hessian of -L there or nearby, if kept
-
-    def on(self, device: torch.device) -> "Solution":
-        """The same, kept elsewhere."""
-        J = None if self.curvature is None else self.curvature.to(device)
-        return self._replace(w=self.w.to(device), curvature=J)
 
 
 def prepare(
@@ -310,16 +300,6 @@ def maximise(problem: Problem, max_iter: int, tol: float, start: Tensor | None =
         at_hand = replace(problem, R=R.to(here), chol_R=problem.chol_R.to(here))
         start = None if start is None else start.to(here)
         return _climbed(at_hand, max_iter, tol, start, *worth).on(R.device)
-
-
-@contextmanager
-def few_columns_here(at: Float[Tensor, "..."]) -> Iterator[torch.device]:
-    """Where w and M x M matrices are at hand: beside a GPU, unless there are many columns."""
-    if not at.is_cuda or len(at) > FEW_COLUMNS:
-        yield at.device
-        return
-    with few_threads():  # sixteen would wait for each other
-        yield torch.device("cpu")
 
 
 def _climbed(

@@ -1,12 +1,44 @@
 """Newton's direction from a Hessian of -L, which the steps taken mend, and when to end."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gpmil.fast import triangles
+from gpmil.fast.lanes import few_threads
+
+FEW_COLUMNS = 512  # up to which a CPU is done with M x M before a GPU has begun
+
+
+class Solution(NamedTuple):
+    """w, and how it was reached; `trace` is the collapsed bound at each step, less a constant."""
+
+    w: Float[Tensor, " M"]
+    n_iter: int
+    converged: bool
+    residual: float
+    trace: list[float]
+    curvature: Float[Tensor, "M M"] | None = None  # the Hessian of -L there or nearby, if kept
+
+    def on(self, device: torch.device) -> "Solution":
+        """The same, kept elsewhere."""
+        J = None if self.curvature is None else self.curvature.to(device)
+        return self._replace(w=self.w.to(device), curvature=J)
+
+
+@contextmanager
+def few_columns_here(at: Float[Tensor, "..."]) -> Iterator[torch.device]:
+    """Where w and M x M matrices are at hand: beside a GPU, unless there are many columns."""
+    if not at.is_cuda or len(at) > FEW_COLUMNS:
+        yield at.device
+        return
+    with few_threads():  # sixteen would wait for each other
+        yield torch.device("cpu")
 
 
 def ascent(curvature: Tensor, gradient: Tensor) -> Tensor:

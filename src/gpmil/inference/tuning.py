@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -211,6 +211,11 @@ class Trial(NamedTuple):
     score: float
     objective: float
     by_bag: tuple[float, ...] = ()  # of which `score` is the mean
+
+    def in_table(self) -> dict[str, Any]:
+        """As a row of `tuning_trace_`."""
+        row = {"kernel": self.kernel, **self.settings._asdict()}
+        return row | {"score": self.score, "objective": self.objective}
 
 
 @dataclass

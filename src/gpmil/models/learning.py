@@ -139,7 +139,7 @@ def learn(
 ) -> LearnedSettings:
     """Search under every kernel; the best objective wins, with the setting `spare` or without.
 
-    `device` has the last steps behind a pilot, whose own are too small for a GPU.
+    On `device` are the last steps; those of a pilot are too small for a GPU.
     """
     apart = 0 if spare is None else simpler.part_of(budget)
     add = spare == "slide_effect" and apart > 0
@@ -167,13 +167,9 @@ def learn(
         winner = simpler.decided(spare, having, lacking, begun)
     else:
         winner = tuning.finished(ends[0]) if begun else ends[0]
-    kept = winner.best
     tried = {id(search): search for search in (*searches, *rivals, *ends)}
-    trace = [
-        {"kernel": t.kernel, **t.settings._asdict(), "score": t.score, "objective": t.objective}
-        for search in tried.values()
-        for t in search.trace
-    ]
+    trace = [trial.in_table() for search in tried.values() for trial in search.trace]
+    kept = winner.best
     return LearnedSettings(best.cohort.kernel, kept.settings, kept.score, trace)
 
 

@@ -15,7 +15,8 @@ from gpmil.decide import calibration
 from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.inference import leave_out
 from gpmil.inference.laplace import laplace
-from gpmil.inference.solvers import Problem, Solution
+from gpmil.inference.solvers import Problem
+from gpmil.inference.steps import Solution
 from gpmil.models.base import both_classes, log_odds, pooled, resolve_device
 from gpmil.models.checks import count
 from gpmil.models.fitted import CPU, FittedGP, residual, too_large
