@@ -594,6 +594,19 @@ def test_the_prior_is_highest_at_its_centre():
         assert float(space.log_prior(torch.from_numpy(space.z(start)))) < 0
 
 
+def test_with_a_context_the_other_settings_are_held_more_closely():
+    plain = Space({}, 2.0, with_effect=True)
+    both = Space({}, 2.0, with_effect=True, with_context=True)
+    assert (both.widths[:4] < plain.widths[:4]).all()
+    assert both.widths[4] == plain.widths[4] and len(both.widths) == 7
+    # a context whose bags have no effect has the wide prior around the old centre
+    alone = Space({"slide_effect": 0.0}, 2.0, with_effect=True, with_context=True)
+    assert alone.centre == CENTRE and (alone.widths[:4] == plain.widths[:4]).all()
+    step = np.array([1.0, 0, 0, 0, 0, 0, 0]) * both.widths[0]
+    z = torch.from_numpy(both.z(tuning.WITH_CONTEXT_CENTRE) + step)
+    assert float(both.log_prior(z)) == pytest.approx(-0.5)
+
+
 def test_every_start_is_within_the_bounds():
     for start in STARTS:
         assert all(low < s < high for low, s, high in zip(LOWEST, start, HIGHEST))

@@ -156,8 +156,9 @@ def _fold_by_fold(
     Beside a GPU they would wait for each other to launch what it is to do.
     """
     given, beside = list(folds), device.type == "cpu"
-    each = lambda own: [work(one) for one in own]  # noqa: E731
-    return in_lanes(given, each, operator.add, beside, most=len(given))
+    return in_lanes(
+        given, lambda own: [work(one) for one in own], operator.add, beside, most=len(given)
+    )
 
 
 def _hessian(problem: Problem, found: inference.Solution) -> Float[Tensor, "M M"]:

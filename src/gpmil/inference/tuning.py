@@ -55,7 +55,10 @@ STARTS = (
 # mean: on SICAPv2's slides these settings are ahead of the centre above in slides and in maps.
 EFFECT_CENTRE = (100.0, 3.5, -0.5, 0.7, 1.3)
 # A slide context explains a part of what slides share: with it, SICAPv2's are predicted better so.
+# Labels of few slides then have seven numbers to tell: the five that they had before are held more
+# closely, by a third of their widths (tau, which they are to choose freely, is not).
 WITH_CONTEXT_CENTRE = (100.0, 3.5, -0.5, 0.5, 0.7)
+WITH_CONTEXT_WIDTH = (0.5, 0.23, 0.33, 0.33, 0.8)
 EFFECT_STARTS = (
     EFFECT_CENTRE,
     (150.0, 5.0, -0.6, 0.5, 2.0),
@@ -171,7 +174,8 @@ class Space:
     @property
     def widths(self) -> Float[np.ndarray, " k"]:
         """Standard deviations of the prior."""
-        widths = dict(zip(NAMES, (*WIDTH, *CONTEXT_WIDTH), strict=True))
+        own = WITH_CONTEXT_WIDTH if self.has_effect and self.with_context else WIDTH
+        widths = dict(zip(NAMES, (*own, *CONTEXT_WIDTH), strict=True))
         return np.array([widths[name] for name in self.learned])
 
     @property
