@@ -55,8 +55,8 @@ STARTS = (
 # mean: on SICAPv2's slides these settings are ahead of the centre above in slides and in maps.
 EFFECT_CENTRE = (100.0, 3.5, -0.5, 0.7, 1.3)
 # A slide context explains a part of what slides share: with it, SICAPv2's are predicted better so.
-# Labels of few slides then have seven numbers to tell: the five that they had before are held more
-# closely, by a third of their widths (tau, which they are to choose freely, is not).
+# Labels of few slides then have seven numbers to tell: those of the kernel, the mean and lambda are
+# held more closely, by a third of their widths.
 WITH_CONTEXT_CENTRE = (100.0, 3.5, -0.5, 0.5, 0.7)
 WITH_CONTEXT_WIDTH = (0.5, 0.23, 0.33, 0.33, 0.8)
 EFFECT_STARTS = (
