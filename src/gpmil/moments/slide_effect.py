@@ -287,11 +287,11 @@ def _averages(
 ) -> _Found:
     """The sums over what their weights sum to, and its logarithm."""
     row = patches.row
-    before = moments_before(tau, nodes)
-    total = by_bag[0] + weight_before(tau, nodes)
+    before = sums_before(tau, nodes)
+    total = by_bag[0] + before[0]
     total_row = total.index_select(0, row)
     gamma, curvature, mean, *weighted = (x / total_row for x in by_row)
-    effect, square = (by_bag[1] + before[0]) / total, (by_bag[2] + before[1]) / total
+    effect, square = (by_bag[1] + before[1]) / total, (by_bag[2] + before[2]) / total
     # mu + sigma^2 gamma + E[s], by what keeps its digits
     plain = patches.mu + patches.sigma.square() * gamma + effect[row]
     mean = torch.where(nodes.certain[row], plain, mean)
@@ -330,23 +330,28 @@ def weight_before(tau: Tensor, nodes: Nodes) -> Tensor:
     The integral to the midpoint a before the first node, with Euler and Maclaurin's corrections:
     sum_k d f(k d) = int f - d^2/24 f'(a) + 7/5760 d^4 f^(3)(a), f = phi.
     """
-    d, a, phi, whole = _to_midpoint(tau, nodes)
-    # derivatives of phi, over phi
-    p1, p3 = -a, 3 * a - a**3
-    total = whole + phi * (7 * d**4 / 5760 * p3 - d**2 / 24 * p1)
-    return torch.where(nodes.certain, total / d, 0.0)
+    return _weight_to(_to_midpoint(tau, nodes), nodes)
 
 
-def moments_before(tau: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
-    """The sums of s and s^2 over it: f = x phi and x^2 phi."""
-    d, a, phi, whole = _to_midpoint(tau, nodes)
+def sums_before(tau: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums of 1, s and s^2 over it: f = phi, x phi and x^2 phi."""
+    d, a, phi, whole = midpoint = _to_midpoint(tau, nodes)
     small, tiny = d**2 / 24, 7 * d**4 / 5760
+    # derivatives of phi, over phi
     p1, p2, p3 = -a, a**2 - 1, 3 * a - a**3
     p4, p5 = a**4 - 6 * a**2 + 3, -(a**5) + 10 * a**3 - 15 * a
     one = phi * (small * p2 - tiny * p4 - 1)
     two = whole + phi * (p1 - small * (p3 + p1) + tiny * (p5 + p3))
     one, two = (torch.where(nodes.certain, x / d, 0.0) for x in (one, two))
-    return one * tau, two * tau.square()
+    return _weight_to(midpoint, nodes), one * tau, two * tau.square()
+
+
+def _weight_to(midpoint: tuple[Tensor, ...], nodes: Nodes) -> Tensor:
+    d, a, phi, whole = midpoint
+    # derivatives of phi, over phi
+    p1, p3 = -a, 3 * a - a**3
+    total = whole + phi * (7 * d**4 / 5760 * p3 - d**2 / 24 * p1)
+    return torch.where(nodes.certain, total / d, 0.0)
 
 
 def _to_midpoint(tau: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
