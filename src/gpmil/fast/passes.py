@@ -108,11 +108,14 @@ def _of_bag(mu, sigma, start, n, positive, z, upper, hazard):
 @njit(fastmath=FUSED, **INNER)
 @no_type_check
 def _unsmooth(e, start, n, diagonal, first, column, weight, x):
-    """x = P e: the diagonal, and the weighted neighbours."""
+    """x = P e: the diagonal, and the weighted neighbours.
+
+    Places have no sign: Numba would ask of each whether it counts from the end, half of the time.
+    """
     for i in range(n):
         total = diagonal[start + i] * e[i]
-        for k in range(first[start + i], first[start + i + 1]):
-            total -= weight[k] * e[column[k] - start]
+        for k in range(np.uint64(first[start + i]), np.uint64(first[start + i + 1])):
+            total -= weight[k] * e[np.uint64(column[k] - start)]
         x[i] = total
 
 
