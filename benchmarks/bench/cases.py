@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import bandwidth, cohorts, engine, naive, scaling
+from bench import bandwidth, cohorts, engine, machine, naive, scaling
 from bench.measure import (
     Conditions,
     Memory,
@@ -88,6 +88,14 @@ def _training(size: str) -> Bags:
     return cohorts.training(size)
 
 
+def _with_own_threads(work: Work) -> str:
+    """What users get who say nothing of threads: as many as NumPy and torch start by themselves."""
+    count = machine.cores()
+    with threads(count):
+        took = timed(work, 3)
+    return f"with {count} threads, as the libraries have by themselves: {took.seconds:.3g} s"
+
+
 # --- fit ------------------------------------------------------------------------------------------
 def _fit_work(conditions: Conditions) -> Work:
     bags = _training(conditions.size)
@@ -104,6 +112,7 @@ def _fit(case: Case, conditions: Conditions) -> list[Result]:
     _twin_fit(result, bags, M)
     beyond = sum(result.parts[name] for name in engine.BEYOND_THE_TWIN)
     both = result.parts["all"] / (result.parts["all"] - beyond) * (result.ratio or 0.0)
+    result.notes.append(_with_own_threads(_fit_work(conditions)))
     result.notes.append(
         f"{' and '.join(engine.BEYOND_THE_TWIN)}, which the twin has none of, take {beyond:.3f} s; "
         f"without them {both:.1f} times as fast"
@@ -139,6 +148,7 @@ def _default(case: Case, conditions: Conditions) -> list[Result]:
     made, result.parts = min(runs, key=lambda run: abs(run[1]["all"] - took.seconds))
     trials = 0 if made.tuning_trace_ is None else len(made.tuning_trace_)
     result.notes.append(f"{trials} settings were tried; seconds on the clock by part")
+    result.notes.append(_with_own_threads(work))
     return [result]
 
 
@@ -239,6 +249,7 @@ def _predict(case: Case, conditions: Conditions) -> list[Result]:
     took, took_twin = in_turn(lambda: model.predict_all(test), naively, conditions.repeats)
     result.took(took).reads(_feature_bytes(test), _bandwidth(conditions))
     result.notes.append(f"model fitted to {model.cohort_['bags']:,} bags")
+    result.notes.append(_with_own_threads(lambda: model.predict_all(test)))
     ours = model.predict_all(some).instances.probability
     result.difference = float(np.abs(ours - found[0][1]).max() / np.abs(ours).max())
     return [result.against(took_twin, share).held(in_child(case.name, conditions))]

@@ -6,6 +6,7 @@ from threading import Barrier, Event
 import numpy as np
 import pytest
 import torch
+from synthetic import pri
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from gpmil.fast import lanes, products
@@ -155,3 +156,24 @@ def test_lanes_work_side_by_side_inside_one_thread():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["predict_proba", "predict_instances", "predict_all", "predict_interval", "predict_evidence",
+     "predict_patients", "predict_novelty", "leave_one_bag_out", "leave_one_patient_out", "update"],
+)  # fmt: skip
+def test_public_methods_have_one_thread_inside_products_of_numpy(cohort, monkeypatch, method):
+    """With two, small factors wait for each other: predictions took ten times as long."""
+    model = pri(n_inducing=12).fit(cohort)
+    seen = []
+
+    def watched(self, *args):
+        seen.extend(x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas")
+        return inputs(self, *args)
+
+    inputs = type(model)._inputs
+    monkeypatch.setattr(type(model), "_inputs", watched)
+    with threadpool_limits(2, user_api="blas"):
+        getattr(model, method)(cohort)
+    assert seen and set(seen) == {1}

@@ -16,6 +16,7 @@ from gpmil.coupling.operator import Dense, dense_parts, parts, sparse_precision
 from gpmil.data.bags import Bags
 from gpmil.decide import calibration
 from gpmil.decide.refer import ReferRule
+from gpmil.fast.lanes import one_blas_thread
 from gpmil.models import with_context
 from gpmil.models.base import (
     InstancePredictions,
@@ -75,6 +76,7 @@ class FittedGP(DecidingGP):
     loo_log_likelihood_: float | None
     flags: bool
 
+    @one_blas_thread()
     def predict_instances(
         self, bags, *, rate: float = 0.1, within: str = "bag", weights: str = "patch"
     ) -> InstancePredictions:
@@ -136,6 +138,7 @@ class FittedGP(DecidingGP):
             return found
         return replace(found, doubt=beside.doubt, novelty=beside.novelty[0])
 
+    @one_blas_thread()
     def log_proba_negative(self, bags) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:
         """log P(all instances negative) of each bag, and an estimate of its error (eq. pred_bag).
 
@@ -144,6 +147,7 @@ class FittedGP(DecidingGP):
         found = self._said(self._check_predictable(bags), resolve_device(self.device))
         return found[0], found[1]
 
+    @one_blas_thread()
     def predict_evidence(
         self, bags, *, log_proba_negative: Float[np.ndarray, " B"] | None = None
     ) -> SlideEvidence:
@@ -166,6 +170,7 @@ class FittedGP(DecidingGP):
         patches = log_odds(pooled([v._slides(bags, device, one)[0] for v, one in alone]))
         return SlideEvidence(patches, total - patches)
 
+    @one_blas_thread()
     def predict_all(
         self,
         bags,

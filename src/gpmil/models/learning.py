@@ -21,7 +21,7 @@ from torch import Tensor
 from gpmil.data.bags import Bags
 from gpmil.data.folds import left_out_together, share_patients, whole_patients
 from gpmil.distributed import Facts, Plan, WholeCohort
-from gpmil.fast.lanes import few_threads
+from gpmil.fast.lanes import few_threads, one_blas_thread
 from gpmil.inference import simpler, tuning
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import Settings
@@ -376,6 +376,7 @@ class TunedGP(PatientGP):
         """
         return self._leave_out(bags, y, patients=True)
 
+    @one_blas_thread()
     def _leave_out(self, bags, y, patients: bool) -> Float[np.ndarray, " B"]:
         with torch.no_grad():
             cohort, problem, w = self._fitted_problem(bags, y)

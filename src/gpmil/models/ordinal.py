@@ -19,6 +19,7 @@ from gpmil.data.folds import left_out_together
 from gpmil.decide import cumulative
 from gpmil.decide.calibration import NEEDED as CALIBRATE
 from gpmil.decide.grade_metrics import expected_kappa
+from gpmil.fast.lanes import one_blas_thread
 from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.inference import solvers as inference
 from gpmil.inference.at_settings import Settings
@@ -236,6 +237,7 @@ class GradedGP(GradedClassifier, SeveralGP):
         log_p, error, _ = self._cut(bags)
         return log_p, error
 
+    @one_blas_thread()
     def _cut(self, bags) -> tuple[Float[np.ndarray, "B k"], ...]:
         """The same, and the number of patches expected above every cut point."""
         bags, device = self._check_predictable(bags), resolve_device(self.device)
@@ -257,6 +259,7 @@ class GradedGP(GradedClassifier, SeveralGP):
             log_p = cumulative.calibrated(odds_above(log_p), above, self.calibration_)
         return differences(log_p)
 
+    @one_blas_thread()
     def predict_areas(self, bags, *, level: float = 0.9, n_draws: int = 400) -> GradeAreas:
         """Of each bag the share of its patches of every grade, expected, with an interval.
 

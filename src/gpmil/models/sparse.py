@@ -86,7 +86,8 @@ class SparseGPModel(SavedModel):
             fresh._check_settings()
             fresh._check_apart()
             cohort, device = Cohort.meet(cluster), resolve_device(fresh.device)
-            fresh._fit_to(cohort, y, device)
+            with one_blas_thread():
+                fresh._fit_to(cohort, y, device)
             return {name: value for name, value in vars(fresh).items() if name.endswith("_")}
 
         with torch.no_grad(), progress_shown(bool(self.verbose)):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gpmil.data.bags import Bags
 from gpmil.distributed import WholeCohort
+from gpmil.fast.lanes import one_blas_thread
 from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.files.persistence import CARD
 from gpmil.inference import nearby
@@ -225,6 +226,7 @@ class TeachableGP(PointsOnLesions):
 
     # --- New labels ---------------------------------------------------------------------------
 
+    @one_blas_thread()
     def update(self: Model, bags, y=None, *, cross_fit=True) -> Model:
         """Take in the labels of patches as they are now in `bags.instance_labels`; returns self.
 
@@ -346,6 +348,7 @@ class TeachableGP(PointsOnLesions):
 
     # --- Labels left out ----------------------------------------------------------------------
 
+    @one_blas_thread()
     def leave_one_label_out(self, bags, y=None) -> Float[np.ndarray, " N"]:
         """log p of every known label of a patch, given all that is known but this label.
 

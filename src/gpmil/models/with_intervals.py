@@ -12,6 +12,7 @@ from scipy.special import expit, logit, ndtri
 from gpmil.coupling.operator import parts, sparse_precision
 from gpmil.data.bags import Bags
 from gpmil.decide import calibration
+from gpmil.fast.lanes import one_blas_thread
 from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.inference import leave_out
 from gpmil.inference.laplace import laplace
@@ -78,6 +79,7 @@ class IntervalGP(FittedGP):
 
     # --- Predictions --------------------------------------------------------------------------
 
+    @one_blas_thread()
     def predict_interval(
         self, bags, *, level: float = 0.9, n_draws: int | None = None, base_rate: bool = True
     ) -> tuple[Float[np.ndarray, " B"], Float[np.ndarray, " B"]]:

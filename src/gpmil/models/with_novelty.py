@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from gpmil.data.bags import Bags
 from gpmil.data.rows import batches
+from gpmil.fast.lanes import one_blas_thread
 from gpmil.files.persistence import ARRAYS as FILE
 from gpmil.models import saved_checks
 from gpmil.models.base import resolve_device
@@ -56,6 +57,7 @@ class NovelGP(SavedGP):
     novelty_scores_: np.ndarray | None
     novelty_count_: np.ndarray | None
 
+    @one_blas_thread()
     def predict_novelty(self, bags) -> Float[np.ndarray, " B"]:
         """How unlike the training slides each bag is; above 1 it is beyond their range.
 

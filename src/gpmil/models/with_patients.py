@@ -9,6 +9,7 @@ from jaxtyping import Float, Int, Shaped
 
 from gpmil.coupling.operator import parts, sparse_precision
 from gpmil.data.bags import Bags
+from gpmil.fast.lanes import one_blas_thread
 from gpmil.inference import leave_out
 from gpmil.models.base import both_classes, log_odds, pooled, resolve_device
 from gpmil.models.fitted import LARGE
@@ -47,6 +48,7 @@ class PatientGP(IntervalGP):
     def _voices(self) -> list["PatientGP"]:
         return [self]
 
+    @one_blas_thread()
     def predict_patients(self, bags) -> PatientPredictions:
         """P(all slides of a patient are negative), jointly; `bags.groups` names the patients.
 
