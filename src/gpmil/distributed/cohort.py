@@ -121,7 +121,7 @@ class Cohort:
 
         few = self._points(inducing.seed_points(n, k, seed), sizes)
         origin = few.mean(0)
-        centres = inducing.seeds(inducing.single(few, origin).to(device), k, seed)
+        centres = inducing.seeds((few - origin).to(device), k, seed)
         centres = inducing.lloyd(every, centres, sum(self.cluster.map("square", origin)))
         return inducing.distinct((centres.cpu() + origin).numpy())
 

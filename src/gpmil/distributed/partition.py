@@ -236,15 +236,15 @@ class Partition:
 
     def square(self, origin: Float[Tensor, " d"]) -> float:
         """Sum of |x|^2 over the sample, about an origin."""
-        return float(self._single(origin).square().sum())
+        return inducing.square(self._blocks(origin))
 
     def tally(self, centres: Float[Tensor, "k d"], origin: Float[Tensor, " d"]) -> Tally:
         """What Lloyd's step needs of the sample."""
-        sample = inducing.in_blocks(self._single(origin))
-        return Tally(*(x.cpu() for x in inducing.tally_all(sample, centres.to(self.device))))
+        found = inducing.tally_all(self._blocks(origin), centres.to(self.device))
+        return Tally(*(x.cpu() for x in found))
 
-    def _single(self, origin: Float[Tensor, " d"]) -> Float[Tensor, "m d"]:
-        return inducing.single(self._sampled, origin.to(self.device))
+    def _blocks(self, origin: Float[Tensor, " d"]) -> list[inducing.Block]:
+        return inducing.in_blocks(self._sampled, origin.to(self.device))
 
     @property
     def _sampled(self) -> Tensor:

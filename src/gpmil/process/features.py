@@ -21,7 +21,7 @@ from gpmil.fast.lanes import in_lanes
 from gpmil.fast.memory import free_memory
 
 logger = logging.getLogger("gpmil")
-ROWS = 8192  # rows converted to float64 at a time
+ROWS = 1024  # rows converted to float64 at a time: they are still in the cache for the next step
 GPU_ROWS = 2**18  # and on a GPU
 GPU_SHARE = 0.4  # of its free memory that features may take to stay there
 LOADED = 2**29  # bytes of features in a file up to which a fit loads them, and reads them once
@@ -66,8 +66,14 @@ class PlacedMap(NamedTuple):
         """Rows of raw features as float64 kernel inputs."""
         if isinstance(x, np.ndarray):
             x = torch.from_numpy(np.ascontiguousarray(x) if x.flags.writeable else np.array(x))
-        z = x.to(self.mean.device, torch.float64, copy=True).sub_(self.mean)
-        return (z if self.components is None else z @ self.components.mT).div_(self.scale)
+        if self.components is not None:
+            z = x.to(self.mean.device, torch.float64, copy=True).sub_(self.mean)
+            return (z @ self.components.mT).div_(self.scale)
+        out = torch.empty(x.shape, dtype=torch.float64, device=self.mean.device)
+        some = ROWS if not out.is_cuda else max(len(x), 1)
+        for rows, own in zip(x.split(some), out.split(some)):
+            own.copy_(rows).sub_(self.mean).div_(self.scale)
+        return out
 
 
 def on_device(features: Num[np.ndarray, "N D"], device: torch.device) -> Rows:

@@ -88,17 +88,11 @@ def kmeans(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[np.ndarray, "m d
         return x.cpu().numpy()
     few = x[torch.from_numpy(seed_points(len(x), k, seed)).to(x.device)]
     origin = few.mean(0)
-    x = single(x, origin)
-    centres = seeds(single(few, origin), k, seed)
-    blocks = in_blocks(x)
-    centres = lloyd(lambda at: tally_all(blocks, at), centres, float(x.square().sum()))
+    centres = seeds(few - origin, k, seed)
+    blocks = in_blocks(x, origin)
+    centres = lloyd(lambda at: tally_all(blocks, at), centres, square(blocks))
     # repeated points: fewer centres
     return distinct((centres + origin).cpu().numpy())
-
-
-def single(x: Float[Tensor, "n d"], origin: Float[Tensor, " d"]) -> Float[Tensor, "n d"]:
-    """Points about an origin among them in float32: half the time, and next to the same centres."""
-    return (x - origin).float()
 
 
 def distinct(centres: Float[np.ndarray, "k d"]) -> Float[np.ndarray, "m d"]:
@@ -109,14 +103,23 @@ def distinct(centres: Float[np.ndarray, "k d"]) -> Float[np.ndarray, "m d"]:
 
 def seeds(few: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
     """Where Lloyd's steps start: at the centres of a few points, which are soon found."""
+    few = few.float()
     start, blocks = spread(few, k, seed), in_blocks(few)
-    square = float(few.square().sum())
-    return lloyd(lambda at: tally_all(blocks, at), start, square, SEEDS_SETTLED * SETTLED)
+    return lloyd(lambda at: tally_all(blocks, at), start, square(blocks), SEEDS_SETTLED * SETTLED)
 
 
-def in_blocks(x: Float[Tensor, "n d"]) -> list[Block]:
-    """Points some at a time, each with what products take."""
-    return [(some, _ready(some)) for some in x.split(len(x) if x.is_cuda else BLOCK)]
+def in_blocks(x: Float[Tensor, "n d"], origin: Float[Tensor, " d"] | float = 0.0) -> list[Block]:
+    """Points about an origin some at a time, each with what products take.
+
+    In float32: half the time, and next to the same centres.
+    """
+    some = x.split(len(x) if x.is_cuda else BLOCK)
+    return [(part, _ready(part)) for part in ((rows - origin).float() for rows in some)]
+
+
+def square(blocks: Sequence[Block]) -> float:
+    """The sum of |x|^2 over all points."""
+    return sum(float(part.square().sum()) for part, _ in blocks)
 
 
 def _ready(x: Float[Tensor, "n d"]) -> Tensor | np.ndarray:
