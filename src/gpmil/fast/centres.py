@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER
-from gpmil.fast.tiles import ACROSS, ROWS, VECTOR, tiles
+from gpmil.fast.tiles import ACROSS, ROWS, VECTOR, in_lines, tiles
 
 
 @njit(**DOOR)
@@ -19,7 +19,7 @@ def panels(x):
     """Points side by side, a row for each column, panel after panel; zeros behind the last one."""
     n, d = x.shape
     wide = ACROSS * (VECTOR // x.itemsize)
-    out = np.zeros(((n + wide - 1) // wide * d, wide), x.dtype)
+    out = in_lines((n + wide - 1) // wide * d, wide, x)
     for i in range(n):
         row, first, at = x[i], i // wide * d, i % wide
         for k in range(d):
@@ -61,7 +61,7 @@ def tally(x, points, centres, square):
     for c in range(k):
         for j in range(d):
             left[c, j] = -2 * centres[c, j]
-    out = np.empty((len(left), wide), x.dtype)
+    out = in_lines(len(left), wide, x)
     least, nearest = np.empty(wide, x.dtype), np.empty(wide, np.int32)
     for panel in range(len(points) // d):
         _products(left, points, panel, out)
@@ -102,7 +102,7 @@ def spread(x, points, square, first, draws):
     """
     (n, d), wide, (steps, t) = x.shape, points.shape[1], draws.shape
     chosen, drawn = np.empty(steps + 1, np.int64), np.empty(t, np.int64)
-    left, out = _rows(t, x), np.empty((t + -t % ROWS, wide), x.dtype)
+    left, out = _rows(t, x), in_lines(t + -t % ROWS, wide, x)
     nearest, mass = np.empty(n, x.dtype), np.empty(n, x.dtype)
     after = np.empty((t, n), x.dtype)
     nearest[:] = np.inf

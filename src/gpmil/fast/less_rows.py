@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.tails import DOOR, FUSED, INNER
-from gpmil.fast.tiles import ACROSS, ROWS, tiles
+from gpmil.fast.tiles import ACROSS, ROWS, in_lines, tiles
 
 WIDTH = ROWS  # of a vector in float64
 STRIP = ACROSS * WIDTH  # columns of a tile
@@ -22,7 +22,7 @@ def inverse(U):
     """L^-1 in I - U U' = L L', and the diagonal of (L L')^-1; nan where it is not positive."""
     n, R = len(U), _less_products(U)
     wide = len(R)
-    minus, root, diagonal = np.zeros((wide, wide)), np.zeros((wide, wide)), np.zeros(wide)
+    minus, root, diagonal = in_lines(wide, wide, U), in_lines(wide, wide, U), np.zeros(wide)
     for start in range(0, len(R), ROWS):
         _finish(R, minus, start)
         _less_below(R, minus, start)
@@ -41,7 +41,7 @@ def _less_products(U):
     n, d = U.shape
     # no constants: their types would be new ones, and all below compiled once more
     wide, zero, one, fresh = n + -n % ROWS, np.int64(0), np.int64(1), n > 0
-    columns, out = np.zeros((d, wide)), np.zeros((wide, wide))
+    columns, out = in_lines(d, wide, U), in_lines(wide, wide, U)
     for start in range(0, n, 8):  # whole lines of the cache
         for k in range(d):
             for i in range(start, min(start + 8, n)):

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, exp
-from gpmil.fast.tiles import ACROSS, ROWS, tiles  # as many rows as numbers in a vector
+from gpmil.fast.tiles import ACROSS, ROWS, in_lines, tiles  # as many rows as numbers in a vector
 
 LOWEST = -700.0  # below, exp is zero
 NOTHING = 1e-17  # of the weight of an instance with itself: thousands of them are lost in rounding
@@ -45,7 +45,7 @@ def rbf_against(x, scale, sizes, weights):
     for b in range(len(sizes)):
         rows, own = x[begin : begin + sizes[b]], weights[b]
         columns, half = _columns(rows, scale)
-        out = np.empty((ROWS, columns.shape[1]))
+        out = in_lines(ROWS, columns.shape[1], x)
         for i in range(0, len(rows), ROWS):
             low = _first(own, i, min(i + ROWS, len(rows)))
             low -= low % ROWS
@@ -62,7 +62,7 @@ def rbf_against(x, scale, sizes, weights):
 def _columns(x, scale):
     """The columns of scale (x - its mean) side by side, zeros up to whole tiles; |row|^2 / 2."""
     n, d = x.shape
-    columns, half, mean = np.zeros((d, n + -n % ROWS)), np.zeros(n), np.zeros(d)
+    columns, half, mean = in_lines(d, n + -n % ROWS, x), np.zeros(n), np.zeros(d)
     for i in range(n):
         row = x[i]
         for k in range(d):

@@ -81,10 +81,8 @@ def weighted_gram(
 def _by_tiles(
     X: Float[np.ndarray, "n M"], weights: Float[np.ndarray, " n"], loops: Any
 ) -> Float[np.ndarray, "M M"]:
-    M = X.shape[1]
-    padded = M + -M % (loops.VECTOR // X.itemsize)
-    total, sums = np.zeros((M, M)), np.zeros((padded, padded), X.dtype)
-    loops.weighted_gram(np.ascontiguousarray(X), weights, sums, total)
+    total = np.zeros((X.shape[1], X.shape[1]))
+    loops.weighted_gram(np.ascontiguousarray(X), weights, total)
     return total
 
 

@@ -10,6 +10,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
+from gpmil.fast import tiles
 from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, ROOT_HALF, tail
 
 FURTHEST = 30.0  # t of a cavity: beyond, the fourth cumulant loses its digits as t^6
@@ -47,36 +48,63 @@ def first(mu, prior, share):
     return x * share, largest
 
 
+@njit(**DOOR)
+@no_type_check
+def room(n, like):
+    """Where `step` works, in the dtype of `like`."""
+    return tiles.room(n, n + 1, like)
+
+
+@njit(fastmath=FUSED, **INNER)
+@no_type_check
+def condition(cov, mu, x, Z, minus):
+    """L of B = I + T^.5 S T^.5 = L L', and rows L^-1 T^.5 [S, T^-1 nu - mu] after it in Z."""
+    n, first, root = len(mu), Z.shape[1], np.empty_like(Z[0])
+    for j in range(n):
+        root[j] = math.sqrt(x[j])
+    for i in range(n):
+        row, below = Z[i], Z[first + i]
+        for j in range(n):
+            below[j] = root[j] * cov[i, j]
+            row[j] = root[i] * below[j]
+        row[i] += 1
+        pull = x[n + i] / math.sqrt(x[i]) if x[i] > 0 else 0.0
+        Z[first + n, i] = pull - math.sqrt(x[i]) * mu[i]
+    tiles.eliminate(Z, minus)
+
+
 @njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
-def marginals(solved, mu, prior, mean, var):
-    """mhat and v of N(mu, S) times all sites: rows of `solved` are L^-1 T^.5 S_j, the last L'x."""
-    n = len(mu)
-    white = solved[n]
+def marginals(Z, mu, prior, mean, var):
+    """mhat and v of N(mu, S) times all sites, from the rows that `condition` left in Z."""
+    n, first = len(mu), Z.shape[1]
+    white = Z[first + n]
     for j in range(n):
-        half, square, product = solved[j], 0.0, 0.0
-        for i in range(n):
+        half, square, product = Z[first + j], 0.0, 0.0
+        for i in range(first):
             square += half[i] * half[i]
             product += half[i] * white[i]
-        # v = S_jj - |half_j|^2,  mhat = mu + half' L'x
+        # v = S_jj - |half_j|^2,  mhat = mu + half' L^-1 (T^-.5 nu - T^.5 mu)
         var[j] = max(prior[j] - square, 1e-300)
         mean[j] = mu[j] + product
 
 
 @njit(fastmath=FUSED, **DOOR)
 @no_type_check
-def iterate(solved, mu, prior, x, gauss, f):
+def step(cov, mu, prior, x, gauss, f, Z, minus):
     """mhat, v and v p at the sites x (rows of `gauss`); f: what the next sites add to x.
 
-    Returns the largest change and the largest site, in units of the prior, and the largest t.
+    In the dtype of `cov`, `Z` and `minus`. Returns the largest change and the largest site, in
+    units of the prior, and the largest t.
     """
     n = len(mu)
     mean, var, left = gauss[0], gauss[1], gauss[2]
-    marginals(solved, mu, prior, mean, var)
+    condition(cov, mu, x, Z, minus)
+    marginals(Z, mu, prior, mean, var)
     for i in range(n):
         left[i] = max(1 - x[i] * var[i], 1e-15)
     largest = refined(mean, var, left, x[:n], x[n:], f[:n], f[n:])
-    change, size = 0.0, 0.0
+    change, size = 0.0 * mean[0], 0.0  # no number, and stays none, where B is not positive definite
     for i in range(n):
         f[i] -= x[i]
         f[n + i] -= x[n + i]

@@ -17,6 +17,7 @@ from llvmlite import binding, ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from gpmil.fast.memory import LINE
 from gpmil.fast.tails import DOOR, INNER
 
 ACROSS = 3  # vectors side by side in a tile: with as many rows as below all registers are in use
@@ -28,6 +29,17 @@ _HAS = binding.get_host_cpu_features()
 VECTOR = 64 if _HAS.get("avx512f") else 32  # bytes
 GAIN = bool(_HAS.get("avx512f") or (_HAS.get("avx2") and _HAS.get("fma")))
 ROWS = VECTOR // 8  # of a tile
+
+
+# --- Where matrices begin -------------------------------------------------------------------------
+@njit(**INNER)
+@no_type_check
+def in_lines(rows, columns, like):
+    """Zeros of the dtype of `like` that begin where a line of memory does (memory.py)."""
+    size, more = rows * columns, LINE // like.itemsize
+    room = np.zeros(size + more, like.dtype)
+    start = -room.ctypes.data % LINE // like.itemsize
+    return room[start : start + size].reshape((rows, columns))
 
 
 # --- A tile ---------------------------------------------------------------------------------------
@@ -179,8 +191,8 @@ def times(A, B, out, triangle):
     n, m = A.shape[0], B.shape[1]
     width = VECTOR // A.itemsize
     padded = m + -m % width
-    B, plain = _padded(B, padded), padded == m
-    C = out if plain else np.empty((TOGETHER, padded), out.dtype)
+    B, plain = _filled_up(B, padded), padded == m
+    C = out if plain else in_lines(TOGETHER, padded, out)
     for start in range(0, n, TOGETHER):
         rows = min(TOGETHER, n - start)
         _some(A, start, B, C, start if plain else 0, rows, triangle)
@@ -208,11 +220,11 @@ def _some(A, start, B, C, to, rows, triangle):
 
 @njit(**INNER)
 @no_type_check
-def _padded(B, m):
-    """B with columns of zeros up to m of them."""
-    if B.shape[1] == m:
+def _filled_up(B, m):
+    """B with columns of zeros up to m of them, in lines: elsewhere a product takes a fifth more."""
+    if B.shape[1] == m and B.ctypes.data % LINE == 0:
         return B
-    out = np.zeros((len(B), m), B.dtype)
+    out = in_lines(len(B), m, B)
     for i in range(len(B)):
         for j in range(B.shape[1]):
             out[i, j] = B[i, j]
@@ -221,15 +233,13 @@ def _padded(B, m):
 
 @njit(**DOOR)
 @no_type_check
-def weighted_gram(X, weights, sums, total):
-    """total += X'diag(weights) X, multiplied in the dtype of `sums`.
-
-    `sums` is (M, M), M with what it lacks to whole vectors, and zero before and behind.
-    """
+def weighted_gram(X, weights, total):
+    """total += X'diag(weights) X, multiplied in the dtype of X."""
     m = X.shape[1]
-    plain = np.zeros((TOGETHER, len(sums)), sums.dtype)
-    scaled = np.zeros((TOGETHER, len(sums)), sums.dtype)
-    many = FLOAT32_ROWS if sums.itemsize == 4 else len(X)
+    padded = m + -m % (VECTOR // X.itemsize)
+    sums = in_lines(padded, padded, X)
+    plain, scaled = in_lines(TOGETHER, padded, X), in_lines(TOGETHER, padded, X)
+    many = FLOAT32_ROWS if X.itemsize == 4 else len(X)
     for first in range(0, len(X), max(many, 1)):
         last = min(first + many, len(X))
         for start in range(first, last, TOGETHER):
@@ -265,46 +275,97 @@ def _below(left, right, n, sums):
         )  # fmt: skip
 
 
-@njit(**DOOR)
+# --- A Cholesky factor, and rows that are solved with it on the way -------------------------------
+@njit(**INNER)
 @no_type_check
-def solved(U, rows, out):
-    """out = rows U^-1, U upper: what is below its diagonal is not looked at.
-
-    A vector of columns at a time, J, with those before them known:
-    X_J = (rows_J - X_<J U_<J,J) U_JJ^-1.
-    """
-    n, m = rows.shape
-    width, one, fresh = VECTOR // rows.itemsize, np.int64(1), len(U) < 0
-    padded = m + -m % width
-    less, own = np.zeros((m, padded), U.dtype), np.empty((width, width), U.dtype)
-    for i in range(m):
-        for j in range(i + 1, m):
-            less[i, j] = -U[i, j]
-    X, Y = np.empty((n, padded), rows.dtype), np.zeros((n, width), rows.dtype)
-    for j in range(0, padded, width):
-        known = min(width, m - j)
-        for i in range(n):
-            for k in range(known):
-                Y[i, k] = rows[i, j + k]
-        tiles(X, 0, padded, one, less, j, padded, Y, 0, width, j, fresh, n, one)
-        _inverse(U, j, known, own)
-        tiles(Y, 0, width, one, own, 0, width, X, j, padded, known, not fresh, n, one)
-    for i in range(n):
-        for j in range(m):
-            out[i, j] = X[i, j]
+def room(n, more, like):
+    """Where `eliminate` works: n unit rows, `more` rows of zeros, all up to whole tiles; zeros."""
+    wide = n + -n % (VECTOR // like.itemsize)
+    Z = in_lines(wide + more + -more % ROWS, wide, like)
+    for i in range(n, wide):
+        Z[i, i] = 1
+    return Z, in_lines(wide, wide, like)
 
 
 @njit(**INNER)
 @no_type_check
-def _inverse(U, start, size, out):
-    """The inverse of a few rows and columns of U, and zeros around it."""
+def eliminate(Z, minus):
+    """The first rows of Z are A = L L', and become L below the diagonal; others x become L^-1 x.
+
+    Some columns J at a time, those before them known: X_J = (Z_J - X_<J L_J<') L_JJ^-T. That is
+    true of A's own rows, too. `minus` takes -L' above its diagonal.
+    """
+    (height, wide), width, one, none = Z.shape, VECTOR // Z.itemsize, np.int64(1), len(Z) < 0
+    corner, own = in_lines(width, width, Z), in_lines(width, width, Z)
+    for start in range(0, wide, ACROSS * width):
+        across = min(ACROSS, (wide - start) // width)
+        left, here = start * wide, start * wide + start
+        tiles(
+            Z,
+            left,
+            wide,
+            one,
+            minus,
+            start,
+            wide,
+            Z,
+            here,
+            wide,
+            start,
+            none,
+            height - start,
+            across,
+        )
+        for j in range(start, start + across * width, width):
+            left, here, rows = j * wide + start, j * wide + j, height - j
+            tiles(
+                Z,
+                left,
+                wide,
+                one,
+                minus,
+                start * wide + j,
+                wide,
+                Z,
+                here,
+                wide,
+                j - start,
+                none,
+                rows,
+                one,
+            )
+            _factor(Z, j, corner)
+            _inverse(corner, own)
+            # a tile reads all of its rows before it writes them
+            tiles(Z, here, wide, one, own, 0, width, Z, here, wide, width, not none, rows, one)
+            for i in range(j + width, wide):
+                for k in range(j, j + width):
+                    minus[k, i] = -Z[i, k]
+
+
+@njit(**INNER)
+@no_type_check
+def _factor(Z, start, out):
+    """L' of as many rows and columns as there are in `out`; nan where they are not positive."""
+    for i in range(len(out)):
+        for j in range(i, len(out)):
+            total = Z[start + j, start + i]
+            for k in range(i):
+                total -= out[k, i] * out[k, j]
+            out[i, j] = total / out[i, i] if j > i else np.sqrt(total)
+
+
+@njit(**INNER)
+@no_type_check
+def _inverse(U, out):
+    """The inverse of an upper triangle."""
     out[:] = 0
-    for i in range(size - 1, -1, -1):
-        for k in range(i + 1, size):
-            factor = U[start + i, start + k]
-            for j in range(k, size):
+    for i in range(len(U) - 1, -1, -1):
+        for k in range(i + 1, len(U)):
+            factor = U[i, k]
+            for j in range(k, len(U)):
                 out[i, j] -= factor * out[k, j]
-        inverse = 1 / U[start + i, start + i]
-        for j in range(i + 1, size):
+        inverse = 1 / U[i, i]
+        for j in range(i + 1, len(U)):
             out[i, j] *= inverse
         out[i, i] = inverse

@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpmil.fast import compiled
-from gpmil.fast.triangles import factor, solved
 from gpmil.moments.ep import DEEP, EP, EPS, FIRST_SHARE, SHARE_OF_C3
 from gpmil.moments.sites import DEPTH, MAX_ITER, WEAK
 
@@ -85,47 +84,27 @@ class Bag:
 
     def __init__(self, mu: Tensor, cov: Tensor, kernel: Any) -> None:
         self.kernel, self.mu, self.cov = kernel, mu.numpy(), cov.numpy()
-        self.rough_cov = self.cov.astype(np.float32)
         self.prior = self.cov.diagonal().copy()
         self.unit = np.concatenate([self.prior, np.sqrt(self.prior)])
         n = len(mu)
         self.x, largest = kernel.first(self.mu, self.prior, FIRST_SHARE)
         self.in_range = bool(largest < kernel.FURTHEST)
         self.f, self.gauss = np.empty(2 * n), np.empty((3, n))
+        rough = self.cov.astype(np.float32)
+        self.rough = rough, *kernel.room(n, rough)
+        self.fine = self.cov, *kernel.room(n, self.cov)
 
     def step(self, rough: bool) -> tuple[float, float]:
         """One evaluation of the sites; how far they move, and how large they are."""
-        n = len(self.mu)
-        tau, nu = self.x[:n], self.x[n:]
-        self.in_range = bool((tau * self.prior).max() <= DEEP)
+        self.in_range = bool((self.x[: len(self.mu)] * self.prior).max() <= DEEP)
         if not self.in_range:
             return 0.0, 0.0
-        root = np.sqrt(tau)
-        # s = T^-.5 nu
-        self.s = np.divide(nu, root, out=np.zeros(n), where=tau > 0)
-        cov = self.rough_cov if rough else self.cov
-        self._solve(cov, root.astype(cov.dtype), self.s - root * self.mu)
-        change, size, largest = self.kernel.iterate(
-            self.solved, self.mu, self.prior, self.x, self.gauss, self.f
+        cov, *room = self.rough if rough else self.fine
+        change, size, largest = self.kernel.step(
+            cov, self.mu, self.prior, self.x, self.gauss, self.f, *room
         )
         self.in_range = bool(largest < self.kernel.FURTHEST) and np.isfinite(change)
         return change, size
-
-    def _solve(
-        self,
-        cov: Float[np.ndarray, "n n"],
-        root: Float[np.ndarray, " n"],
-        residual: Float[np.ndarray, " n"],
-    ) -> None:
-        """Rows L^-1 T^.5 [S, T^-1 nu - mu], B = I + T^.5 S T^.5 = L L'."""
-        n = len(root)
-        right = np.empty((n + 1, n), cov.dtype)
-        scaled = np.multiply(cov, root, out=right[:n])
-        right[n] = residual
-        b = scaled * root[:, None]
-        b.flat[:: n + 1] += 1
-        self.lower = factor(b)
-        self.solved = solved(self.lower, right)
 
     def as_batch(self, found: LogP) -> EP:
         """What was found as ep.py has it, of a batch of one bag."""
@@ -141,11 +120,15 @@ class Bag:
     def finish(self, n_iter: int, converged: bool) -> LogP:
         """log P, its corrections and its error, as `ep._finish` has them."""
         n = len(self.mu)
-        half, white = self.solved[:n], self.solved[n]
+        Z = self.fine[1]
+        first = Z.shape[1]
+        half, white = Z[first : first + n], Z[first + n]
         self.V = self.cov - half @ half.T
         # lZG = -log|B|/2 + s's/2 - (s - T^.5 mu)'x/2
-        log_det = float(np.log(self.lower.diagonal()).sum())
-        self.log_gauss = float(self.s @ self.s - white @ white) / 2 - log_det
+        log_det = float(np.log(Z.diagonal()).sum())
+        tau, nu = self.x[:n], self.x[n:]
+        s = np.divide(nu, np.sqrt(tau), out=np.zeros(n), where=tau > 0)
+        self.log_gauss = float(s @ s - white @ white) / 2 - log_det
         terms, size, t = self.kernel.closed(self.gauss, self.x)
         c3, size3, c4, size4 = self.kernel.paired(self.V, *self.kernel.cumulants(t))
         rounding = EPS * (abs(self.log_gauss) + size + n)

@@ -7,9 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gpmil.fast import compiled
-from gpmil.fast.products import gram
-from gpmil.fast.triangles import factor, solved
+from gpmil.fast import compiled, products
 
 RIDGE = 0.01  # r, of the mean variance in C
 TINY, EPS = np.finfo(float).tiny, 1e-12
@@ -44,7 +42,7 @@ class Sums(NamedTuple):
 
 def sums(W: Float[Tensor, "n M"]) -> Sums:
     """Over some patches."""
-    return Sums(float(len(W)), W.sum(0), gram(W))
+    return Sums(float(len(W)), W.sum(0), products.gram(W))
 
 
 def ridge(power: float, mean: Float[Tensor | np.ndarray, " M"]) -> float:
@@ -104,8 +102,9 @@ class Turned(NamedTuple):
 class DiagonalLess:
     """diag(b) - U'U, of which x'(diag(b) - U'U)^-1 x is asked for; U are rows and some more.
 
-    Where U has few rows that is |y|^2 + |z|^2 with y = b^-1/2 x, z = L^-1 U y, U scaled likewise
-    and L L' = I - U U' (Woodbury's formula); else |y|^2 with y = L^-1 x, L L' = diag(b) - U'U.
+    With y = b^-1/2 x, and U scaled likewise, that is y'(I - U'U)^-1 y. Where U has few rows it is
+    |y|^2 + |z|^2 with z = L^-1 U y, L L' = I - U U' (Woodbury's formula); else |L^-1 y|^2 with
+    L L' = I - U'U, and y stands for L^-1 y.
     """
 
     def __init__(
@@ -116,16 +115,14 @@ class DiagonalLess:
     ):
         U = np.concatenate([rows, more]) if len(more) else rows
         self.rows, self.few = rows, len(U) < len(b)
-        if not self.few:
-            self.L = factor(np.diag(b) - U.T @ U)
-            return
         self.D = 1 / np.sqrt(b)
         self.U = U * self.D
-        self.root, self.diagonal = _inverse(self.U)
+        self.root, self.diagonal = _inverse(self.U if self.few else np.ascontiguousarray(self.U.T))
 
     def scaled(self, X: Float[np.ndarray, "k M"]) -> Float[np.ndarray, "k M"]:
         """y of every row."""
-        return X * self.D if self.few else solved(self.L, X.copy())
+        Y = X * self.D
+        return Y if self.few else products.times(Y, self.root.T, triangle=1)
 
     def beyond(self, Y: Float[np.ndarray, "k M"]) -> Float[np.ndarray, "k l"]:
         """z of rows y."""
