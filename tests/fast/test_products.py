@@ -177,3 +177,14 @@ def test_public_methods_have_one_thread_inside_products_of_numpy(cohort, monkeyp
     with threadpool_limits(2, user_api="blas"):
         getattr(model, method)(cohort)
     assert seen and set(seen) == {1}
+
+
+@pytest.mark.parametrize("shape", [(7,), (0, 3), (9, 5), (3, 4, 6)])
+def test_products_of_rows(shape):
+    rng = np.random.default_rng(len(shape))
+    A, B = (torch.from_numpy(rng.normal(size=shape)) for _ in range(2))
+    expected = (A * B).sum(-1)
+    torch.testing.assert_close(products.dots(A, B), expected, rtol=1e-12, atol=1e-13)
+    found = products.dots(A.clone().requires_grad_(), B)
+    torch.testing.assert_close(found.detach(), expected, rtol=1e-12, atol=1e-13)
+    assert found.requires_grad

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.tails import DOOR, FUSED, INNER
-from gpmil.fast.tiles import ACROSS, ROWS, in_lines, tiles
+from gpmil.fast.tiles import ACROSS, ROWS, in_lines, tiles, turned
 
 WIDTH = ROWS  # of a vector in float64
 STRIP = ACROSS * WIDTH  # columns of a tile
@@ -41,11 +41,7 @@ def _less_products(U):
     n, d = U.shape
     # no constants: their types would be new ones, and all below compiled once more
     wide, zero, one, fresh = n + -n % ROWS, np.int64(0), np.int64(1), n > 0
-    columns, out = in_lines(d, wide, U), in_lines(wide, wide, U)
-    for start in range(0, n, 8):  # whole lines of the cache
-        for k in range(d):
-            for i in range(start, min(start + 8, n)):
-                columns[k, i] = U[i, k]
+    columns, out = turned(U), in_lines(wide, wide, U)
     for j in range(0, wide, STRIP):
         across = min(ACROSS, (wide - j) // WIDTH)
         rows = min(n, j + across * WIDTH)

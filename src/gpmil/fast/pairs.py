@@ -6,7 +6,13 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, exp
-from gpmil.fast.tiles import ACROSS, ROWS, in_lines, tiles  # as many rows as numbers in a vector
+from gpmil.fast.tiles import (  # as many rows as numbers in a vector
+    ACROSS,
+    ROWS,
+    in_lines,
+    tiles,
+    turned,
+)
 
 LOWEST = -700.0  # below, exp is zero
 NOTHING = 1e-17  # of the weight of an instance with itself: thousands of them are lost in rounding
@@ -57,24 +63,42 @@ def rbf_against(x, scale, sizes, weights):
     return total
 
 
+@njit(fastmath=FUSED, **DOOR)
+@no_type_check
+def rbf_less(x, scale, variance, rows, sizes, out):
+    """variance exp(-|scale (x_i - x_j)|^2 / 2) - y_i'y_j over the rows [., y] of every bag."""
+    begin, zero = np.int64(0), np.int64(0)
+    for b in range(len(sizes)):
+        n, S = sizes[b], out[b]
+        columns, half = _columns(x[begin : begin + n], scale)
+        others = turned(rows[begin : begin + n])[1:]
+        K, lost = in_lines(ROWS, columns.shape[1], x), in_lines(ROWS, columns.shape[1], x)
+        for i in range(0, n, ROWS):
+            _products(columns, i, zero, K)
+            _products(others, i, zero, lost)
+            for k in range(i, min(i + ROWS, n)):
+                own, less, line = K[k - i, : k + 1], lost[k - i], S[k]
+                _row(own, half[k], half, variance)
+                for j in range(k + 1):
+                    line[j] = own[j] - less[j]
+            for j in range(min(i + ROWS, n)):
+                for k in range(max(i, j + 1), min(i + ROWS, n)):
+                    S[j, k] = S[k, j]
+        begin += n
+
+
 @njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
 def _columns(x, scale):
     """The columns of scale (x - its mean) side by side, zeros up to whole tiles; |row|^2 / 2."""
     n, d = x.shape
-    columns, half, mean = in_lines(d, n + -n % ROWS, x), np.zeros(n), np.zeros(d)
-    for i in range(n):
-        row = x[i]
-        for k in range(d):
-            mean[k] += row[k] / n
-    for start in range(0, n, 8):  # whole lines of the cache
-        for k in range(d):
-            column = columns[k]
-            for i in range(start, min(start + 8, n)):
-                column[i] = (x[i, k] - mean[k]) * scale[k]
+    columns, half = turned(x), np.zeros(n)
     for k in range(d):
-        column = columns[k]
+        column, mean = columns[k, :n], 0.0
         for i in range(n):
+            mean += column[i] / n
+        for i in range(n):
+            column[i] = (column[i] - mean) * scale[k]
             half[i] += column[i] * column[i] / 2
     return columns, half
 

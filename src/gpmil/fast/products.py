@@ -100,6 +100,13 @@ def _by_halves(H: Float[Tensor, "n M"], weights: Float[Tensor, " n"]) -> Float[T
     return torch.from_numpy(total)
 
 
+def dots(A: Float[Tensor, "*b k"], B: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+    """a'b of every row of A with that of B; on a CPU NumPy takes a third of torch's time."""
+    if _plain(A) or _plain(B):
+        return torch.linalg.vecdot(A, B)
+    return torch.from_numpy(np.asarray(np.vecdot(A.numpy(), B.numpy())))
+
+
 def affine(
     x: Float[Tensor, "n d"], z: Float[Tensor, "k d"], bias: Float[Tensor, " k"]
 ) -> Float[Tensor, "n k"]:

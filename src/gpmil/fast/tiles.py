@@ -42,6 +42,19 @@ def in_lines(rows, columns, like):
     return room[start : start + size].reshape((rows, columns))
 
 
+@njit(**INNER)
+@no_type_check
+def turned(x):
+    """The columns of x side by side, zeros up to whole tiles."""
+    n, d = x.shape
+    out = in_lines(d, n + -n % ROWS, x)
+    for start in range(0, n, 8):  # whole lines of the cache
+        for k in range(d):
+            for i in range(start, min(start + 8, n)):
+                out[k, i] = x[i, k]
+    return out
+
+
 # --- A tile ---------------------------------------------------------------------------------------
 class _Writer:
     """Writes the loop of a tile for LLVM: arrays come flat, places as numbers of entries."""

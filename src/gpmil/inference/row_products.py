@@ -53,7 +53,8 @@ class _Squares(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, W: Tensor) -> Tensor:
         ctx.save_for_backward(W)
-        return torch.linalg.vecdot(W, W)
+        W = W.detach()
+        return products.dots(W, W)
 
     @staticmethod
     def backward(ctx: Any, by: Tensor) -> Tensor:
@@ -63,9 +64,9 @@ class _Squares(torch.autograd.Function):
 class _Forms(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, H: Tensor, Q: Tensor) -> Tensor:
-        HQ = H @ Q
+        HQ = products.matmul(H.detach(), Q.detach())
         ctx.save_for_backward(H, HQ)
-        return torch.linalg.vecdot(HQ, H)
+        return products.dots(HQ, H.detach())
 
     @staticmethod
     def backward(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
@@ -82,13 +83,13 @@ class _WithBags(torch.autograd.Function):
         row = torch.arange(len(p), device=g.device).repeat_interleave(offsets.diff())
         Qp = (p @ Q)[row]
         ctx.save_for_backward(H, Q, g, offsets, p, Qp, row)
-        return torch.linalg.vecdot(H, Qp)
+        return products.dots(H.detach(), Qp.detach())
 
     @staticmethod
     def backward(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
         H, Q, g, offsets, p, Qp, row = ctx.saved_tensors
         t = totals(by, H, offsets)
         Qt = (t @ Q)[row]
-        by_g, by_Q = torch.linalg.vecdot(H, Qt), p.mT @ t
+        by_g, by_Q = products.dots(H.detach(), Qt), p.mT @ t
         by_H = Qt.mul_(g[:, None]).addcmul_(Qp, by[:, None])
         return by_H, (by_Q + by_Q.mT) / 2, by_g, None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel as GPyTorchKernel
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpmil.fast import compiled, products
@@ -53,7 +53,7 @@ def inner_products(
 
 def squared_norms(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
     """x'x of every row."""
-    return torch.linalg.vecdot(x, x)
+    return products.dots(x, x)
 
 
 # --- The kernels ----------------------------------------------------------------------------------
@@ -117,6 +117,24 @@ def rbf_against(
     return loop.rbf_against(x.contiguous().numpy(), scale, np.array(sizes), S.detach().numpy())
 
 
+def rbf_less(
+    x: Float[Tensor, "n d"],
+    rows: Float[Tensor, "n r1"],
+    mask: Bool[Tensor, "b p"],
+    variance: Length,
+    length: Length,
+) -> Float[Tensor, "b p p"] | None:
+    """`Kernel.less`; None where it is not compiled."""
+    loop = None if x.is_cuda else compiled.pairs()
+    if loop is None:
+        return None
+    out = torch.zeros(*mask.shape, mask.shape[1], dtype=torch.float64)
+    scale = np.broadcast_to(1 / np.asarray(length, float), x.shape[1:]).copy()
+    given = x.contiguous().numpy(), scale, float(variance), rows.contiguous().numpy()
+    loop.rbf_less(*given, mask.sum(1).numpy(), out.numpy())
+    return out
+
+
 def _distance(s: Tensor) -> Tensor:
     """sqrt(s), which has no derivative at zero; in place, as a copy costs more than the root."""
     return s.clamp(min=TINY).sqrt_()
@@ -148,10 +166,11 @@ class Formula(NamedTuple):
     # the whole of it from variance and length, where no derivative is asked for
     in_place: Callable[[Tensor, Tensor, Length, Length], Tensor] | None = None
     against: Callable[[Tensor, Sequence[int], Tensor, Length], float | None] | None = None
+    less: Callable[[Tensor, Tensor, Tensor, Length, Length], Tensor | None] | None = None
 
 
 KERNELS: dict[str, Formula] = {
-    "rbf": Formula(squared_distances, no_distance, rbf_value, rbf, rbf_against),
+    "rbf": Formula(squared_distances, no_distance, rbf_value, rbf, rbf_against, rbf_less),
     "matern32": Formula(squared_distances, no_distance, matern32_value),
     "matern52": Formula(squared_distances, no_distance, matern52_value),
     "linear": Formula(inner_products, squared_norms, linear_value),
@@ -223,3 +242,12 @@ class Kernel:
                 return self.variance * total
         bags = zip(x.split(list(sizes)), S)
         return sum((one[: len(rows), : len(rows)] * self(rows, rows)).sum() for rows, one in bags)
+
+    def less(
+        self, x: Float[Tensor, "n d"], rows: Float[Tensor, "n r1"], mask: Bool[Tensor, "b p"]
+    ) -> Float[Tensor, "b p p"] | None:
+        """k(x_i, x_j) - y_i'y_j over the rows [., y] of every bag, padded; None: not compiled."""
+        found = self.formula.less
+        if found is None or torch.is_grad_enabled():
+            return None
+        return found(x, rows, mask, self.variance, self.lengthscale)

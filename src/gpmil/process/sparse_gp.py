@@ -212,21 +212,18 @@ def joint(
         sizes = part.mask.sum(1)
         before = before + to_patches(predictor.of_slides(bag_means(x, sizes)), len(x), sizes)
     # S = K - Y Y' before the coupling;  S_m = Sigma + Sigma S Sigma'
-    padded = part.pad(x)
-    S = _less_products(predictor.gp.within(padded, padded), part, before[:, 1:])
+    S = _before_coupling(predictor.gp, part, x, before)
     # mu_m = Sigma (c + W w) = c + Sigma W w, because Sigma 1 = 1
     mean = part.pad(part.apply(before[:, :1]))[..., 0].add_(predictor.c)
     return mean, part.congruence(S).add_(part.sigma)
 
 
-def _less_products(
-    K: Float[Tensor, "b p p"], part: Dense, Y: Float[Tensor, "n r"]
+def _before_coupling(
+    gp: SparseGP, part: Dense, x: Float[Tensor, "n d"], rows: Float[Tensor, "n r1"]
 ) -> Float[Tensor, "b p p"]:
-    """K - Y Y' inside every bag, in place; on a CPU half of it is computed."""
-    if K.is_cuda:
-        padded = part.pad(Y)
-        return K.baddbmm_(padded, padded.mT, alpha=-1)
-    for own, rows in zip(K.numpy(), Y.split(part.mask.sum(1).tolist())):
-        y, n = rows.numpy(), len(rows)
-        own[:n, :n] -= y @ y.T
-    return K
+    """K + tau^2 + gamma_s - Y Y' inside every bag, of rows [W w, Y]."""
+    S = gp.kernel.less(x, rows, part.mask)
+    if S is not None:
+        return S.add_(gp.shared) if gp.shared else S
+    padded, Y = part.pad(x), part.pad(rows[:, 1:])
+    return gp.within(padded, padded).baddbmm_(Y, Y.mT, alpha=-1)
