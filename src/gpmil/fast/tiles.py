@@ -34,12 +34,21 @@ ROWS = VECTOR // 8  # of a tile
 # --- Where matrices begin -------------------------------------------------------------------------
 @njit(**INNER)
 @no_type_check
-def in_lines(rows, columns, like):
-    """Zeros of the dtype of `like` that begin where a line of memory does (memory.py)."""
+def unfilled(rows, columns, like):
+    """An array of the dtype of `like` that begins where a line of memory does (memory.py)."""
     size, more = rows * columns, LINE // like.itemsize
-    room = np.zeros(size + more, like.dtype)
+    room = np.empty(size + more, like.dtype)
     start = -room.ctypes.data % LINE // like.itemsize
     return room[start : start + size].reshape((rows, columns))
+
+
+@njit(**INNER)
+@no_type_check
+def in_lines(rows, columns, like):
+    """The same with zeros."""
+    out = unfilled(rows, columns, like)
+    out[:] = 0
+    return out
 
 
 @njit(**INNER)
@@ -292,12 +301,14 @@ def _below(left, right, n, sums):
 @njit(**INNER)
 @no_type_check
 def room(n, more, like):
-    """Where `eliminate` works: n unit rows, `more` rows of zeros, all up to whole tiles; zeros."""
+    """Where `eliminate` works: n rows to be filled, and unit rows; then more rows, and zeros."""
     wide = n + -n % (VECTOR // like.itemsize)
-    Z = in_lines(wide + more + -more % ROWS, wide, like)
-    for i in range(n, wide):
-        Z[i, i] = 1
-    return Z, in_lines(wide, wide, like)
+    Z = unfilled(wide + more + -more % ROWS, wide, like)
+    for i in range(len(Z)):
+        first = n if i < n or wide <= i < wide + more else 0
+        for j in range(first, wide):
+            Z[i, j] = 1 if i == j else 0
+    return Z, unfilled(wide, wide, like)
 
 
 @njit(**INNER)
@@ -308,52 +319,39 @@ def eliminate(Z, minus):
     Some columns J at a time, those before them known: X_J = (Z_J - X_<J L_J<') L_JJ^-T. That is
     true of A's own rows, too. `minus` takes -L' above its diagonal.
     """
-    (height, wide), width, one, none = Z.shape, VECTOR // Z.itemsize, np.int64(1), len(Z) < 0
+    wide, width = Z.shape[1], VECTOR // Z.itemsize
     corner, own = in_lines(width, width, Z), in_lines(width, width, Z)
     for start in range(0, wide, ACROSS * width):
         across = min(ACROSS, (wide - start) // width)
-        left, here = start * wide, start * wide + start
-        tiles(
-            Z,
-            left,
-            wide,
-            one,
-            minus,
-            start,
-            wide,
-            Z,
-            here,
-            wide,
-            start,
-            none,
-            height - start,
-            across,
-        )
+        _less_known(Z, minus, np.int64(0), start, across)
         for j in range(start, start + across * width, width):
-            left, here, rows = j * wide + start, j * wide + j, height - j
-            tiles(
-                Z,
-                left,
-                wide,
-                one,
-                minus,
-                start * wide + j,
-                wide,
-                Z,
-                here,
-                wide,
-                j - start,
-                none,
-                rows,
-                one,
-            )
-            _factor(Z, j, corner)
-            _inverse(corner, own)
-            # a tile reads all of its rows before it writes them
-            tiles(Z, here, wide, one, own, 0, width, Z, here, wide, width, not none, rows, one)
-            for i in range(j + width, wide):
-                for k in range(j, j + width):
-                    minus[k, i] = -Z[i, k]
+            _less_known(Z, minus, start, j, np.int64(1))
+            _finish(Z, minus, j, corner, own)
+
+
+@njit(**INNER)
+@no_type_check
+def _less_known(Z, minus, known, start, across):
+    """Z_J - X_K L_JK' in all rows from J on, of so many vectors J and the columns K before them."""
+    (height, wide), one, n, none = Z.shape, np.int64(1), start - known, len(Z) < 0
+    left, above, here = start * wide + known, known * wide + start, start * wide + start
+    rows = height - start
+    tiles(Z, left, wide, one, minus, above, wide, Z, here, wide, n, none, rows, across)
+
+
+@njit(**INNER)
+@no_type_check
+def _finish(Z, minus, start, corner, own):
+    """X_J = Z_J L_JJ^-T of one vector J, nothing to be taken away any more."""
+    (height, wide), width, one, fresh = Z.shape, len(own), np.int64(1), len(Z) >= 0
+    _factor(Z, start, corner)
+    _inverse(corner, own)
+    here, rows = start * wide + start, height - start
+    # a tile reads all of its rows before it writes them
+    tiles(Z, here, wide, one, own, 0, width, Z, here, wide, width, fresh, rows, one)
+    for i in range(start + width, wide):
+        for k in range(start, start + width):
+            minus[k, i] = -Z[i, k]
 
 
 @njit(**INNER)
