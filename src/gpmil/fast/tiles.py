@@ -1,4 +1,4 @@
-"""Products of matrices by tiles that stay in the registers. Imported only with Numba.
+"""Products and elimination by tiles that stay in the registers. Imported only with Numba.
 
 A tile is some rows and columns of the result: at every step one row of the right factor is read,
 and each of its numbers is used for all rows of the tile. BLAS does the same; but the libraries
