@@ -1,7 +1,8 @@
-"""The inverse of I - U U' for some rows U that are left out. Imported only with Numba.
+"""The inverse of I - U U' for some rows U that are left out, and slides compared without them.
 
-By tiles (tiles.py), a few rows at a time: LAPACK takes twice as long for so small a matrix. All is
-filled up with unit rows to whole tiles. What is taken away is added with the opposite sign.
+The inverse is computed by tiles (tiles.py), a few rows at a time: LAPACK takes twice as long for so
+small a matrix. All is filled up with unit rows to whole tiles. What is taken away is added with the
+opposite sign. Imported only with Numba.
 """
 
 from typing import no_type_check
@@ -9,7 +10,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.tails import DOOR, FUSED, INNER
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER
 from gpmil.fast.tiles import ACROSS, ROWS, in_lines, tiles, turned
 
 WIDTH = ROWS  # of a vector in float64
@@ -107,3 +108,76 @@ def _invert(R, minus, root, start):
 def _less(row, factor, other):
     for c in range(len(row)):
         row[c] -= factor * other[c]
+
+
+# --- Slides compared ------------------------------------------------------------------------------
+@njit(fastmath=ANY_ORDER, **DOOR)
+@no_type_check
+def forms(X, D, by, share):
+    """x'(diag(D) + share by by') x of every row."""
+    out = np.empty(len(X))
+    for i in range(len(X)):
+        row, plain, along = X[i], 0.0, 0.0
+        for k in range(len(D)):
+            plain += D[k] * row[k] * row[k]
+            along += by[k] * row[k]
+        out[i] = plain + share * along**2
+    return out
+
+
+@njit(fastmath=ANY_ORDER, **DOOR)
+@no_type_check
+def nearest(mine, own, phi, spreads, counts, n, smallest, D, U, root):
+    """The least n (|y|^2 + |z|^2) / (v + v_j) from each of mine, y = D (phi - phi_j), z = L^-1 U y.
+
+    By |y|^2 alone most are too far already. `smallest`: what a sum of spreads is at least.
+    """
+    found, apart = np.empty(len(mine)), np.empty(len(D))
+    at_least, left = np.empty(len(phi)), np.empty(len(U))
+    for b in range(len(mine)):
+        for j in range(len(phi)):
+            share = n / max(own[b] + spreads[j], smallest)
+            at_least[j] = share * _apart(mine[b], phi[j], D, apart) if counts[j] else np.inf
+        least, j = np.inf, np.argmin(at_least)
+        while at_least[j] < least:
+            square, share = (
+                _apart(mine[b], phi[j], D, apart),
+                n / max(own[b] + spreads[j], smallest),
+            )
+            least = min(least, share * (square + _beyond(apart, U, root, left)))
+            at_least[j] = np.inf
+            j = np.argmin(at_least)
+        found[b] = least
+    return found
+
+
+@njit(fastmath=ANY_ORDER, **INNER)
+@no_type_check
+def _apart(x, other, D, y):
+    """y = D (x - other), and |y|^2."""
+    total = 0.0
+    for k in range(len(D)):
+        y[k] = D[k] * (x[k] - other[k])
+        total += y[k] * y[k]
+    return total
+
+
+@njit(fastmath=ANY_ORDER, **INNER)
+@no_type_check
+def _beyond(y, U, root, left):
+    """|L^-1 U y|^2."""
+    total = 0.0
+    for i in range(len(U)):
+        left[i] = _dot(U[i], y)
+    for i in range(len(U)):
+        total += _dot(root[i, : i + 1], left) ** 2
+    return total
+
+
+@njit(fastmath=ANY_ORDER, **INNER)
+@no_type_check
+def _dot(x, y):
+    total = 0.0
+    for k in range(len(x)):
+        total += x[k] * y[k]
+    return total

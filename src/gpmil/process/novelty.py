@@ -172,11 +172,12 @@ class Looked:
         ours = middles[self.start : self.start + self.slides]
         d, e = np.empty(self.slides), np.empty(len(self.bag))
         for p in np.unique(mine):
-            rows, outside = self._patches_of(mine == p), patient != p
+            here = mine == p
+            rows = self._patches_of(here)
             own = V[rows]
             others = every.without(*_lost(every, own, apart.get(int(p))))
-            slides = ours[mine == p], middles[outside], spreads[outside]
-            d[mine == p] = others.nearest(own, self.bag[rows], *slides)
+            slides = ours[here], middles, spreads, patient != p
+            d[here] = others.nearest(own, self.bag[rows], *slides)
             e[rows] = others.explained(self.own[rows].numpy(), own)
         each = bag_mean(torch.from_numpy(e)[:, None], self.bag)[:, 0]
         return d, each.numpy(), e

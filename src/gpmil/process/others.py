@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpmil.fast import compiled, products
@@ -79,13 +79,9 @@ class Turned(NamedTuple):
         D = 1 / (self.s + self.n * ridge(float(self.s.sum()) / self.n, self.mean))
         # one row is taken away: A / n = D + D m m' D / (1 / n - m' D m)
         by, share = D * self.mean, 1 / (1 / self.n - self.mean @ (D * self.mean))
-
-        def form(X: Float[np.ndarray, "l M"]) -> Float[np.ndarray, " l"]:
-            return np.einsum("ij,ij,j->i", X, X, D) + share * (X @ by) ** 2
-
         starts, counts = _slides(bag)
-        mean = np.add.reduceat(form(V), starts) / counts
-        return self.n * (mean - form(phi)).clip(min=0.0)
+        mean = np.add.reduceat(_forms(V, D, by, share), starts) / counts
+        return self.n * (mean - _forms(phi, D, by, share)).clip(min=0.0)
 
     def without(
         self, n: float, total: Float[np.ndarray, " M"], lost: Float[np.ndarray, "l M"]
@@ -93,7 +89,7 @@ class Turned(NamedTuple):
         """All but some patches, n of the sum `total`; the rows `lost` have their second moments."""
         rest = self.n - n
         mean = (self.n * self.mean - total) / rest
-        power = (float(self.s.sum()) - float((lost**2).sum())) / rest
+        power = (float(self.s.sum()) - float(_squares(lost).sum())) / rest
         b = self.s + rest * ridge(power, mean)
         R = DiagonalLess(1 + self.s, lost, lost[:0])
         return Others(rest, R, DiagonalLess(b, lost, rest**0.5 * mean[None]))
@@ -113,10 +109,10 @@ class DiagonalLess:
         rows: Float[np.ndarray, "l M"],
         more: Float[np.ndarray, "m M"],
     ):
-        U = np.concatenate([rows, more]) if len(more) else rows
-        self.rows, self.few = rows, len(U) < len(b)
+        self.rows, self.few = rows, len(rows) + len(more) < len(b)
         self.D = 1 / np.sqrt(b)
-        self.U = U * self.D
+        self.U = np.concatenate([rows, more])
+        self.U *= self.D
         self.root, self.diagonal = _inverse(self.U if self.few else np.ascontiguousarray(self.U.T))
 
     def scaled(self, X: Float[np.ndarray, "k M"]) -> Float[np.ndarray, "k M"]:
@@ -173,18 +169,32 @@ class Others(NamedTuple):
         mine: Float[np.ndarray, "b M"],
         phi: Float[np.ndarray, "s M"],
         spreads: Float[np.ndarray, " s"],
+        counts: Bool[np.ndarray, " s"],
     ) -> Float[np.ndarray, " b"]:
-        """d_b of slides of the rows V with means `mine`, from phi_j and v_j of others."""
-        starts, counts = _slides(bag)
+        """d_b of slides of the rows V with means `mine`, from phi_j and v_j of those that count."""
+        starts, sizes = _slides(bag)
         # tr(A S) = mean |y|^2 - |mean y|^2
-        power = np.add.reduceat(self.metric.powers(V), starts) / counts
-        own = (power - self.metric.powers(mine)).clip(min=0.0)
+        power = np.add.reduceat(self.metric.powers(V), starts) / sizes
+        own = self.n * (power - self.metric.powers(mine)).clip(min=0.0)
+        loop = compiled.less_rows() if self.metric.few else None
+        if loop is None:
+            return self._nearest(mine, own, phi[counts], spreads[counts])
+        D, U, root = self.metric.D, self.metric.U, self.metric.root
+        return loop.nearest(mine, own, phi, spreads, counts, self.n, EPS, D, U, root)
+
+    def _nearest(
+        self,
+        mine: Float[np.ndarray, "b M"],
+        own: Float[np.ndarray, " b"],
+        phi: Float[np.ndarray, "s M"],
+        spreads: Float[np.ndarray, " s"],
+    ) -> Float[np.ndarray, " b"]:
+        """The least n (|y|^2 + |z|^2) / spread; by |y|^2 alone most are too far already."""
         middles, theirs = self.metric.scaled(mine), self.metric.scaled(phi)
         pairs = zip(middles, own)
-        return np.array([self._least(theirs - y, self.n * v + spreads) for y, v in pairs])
+        return np.array([self._least(theirs - y, v + spreads) for y, v in pairs])
 
     def _least(self, apart: Float[np.ndarray, "s M"], spreads: Float[np.ndarray, " s"]) -> float:
-        """The least of n (|y|^2 + |z|^2) / spread; by |y|^2 alone most are too far already."""
         shares, squares = self.n / spreads.clip(min=EPS), _squares(apart)
         at_least, least = shares * squares, np.inf
         order = at_least.argsort()
@@ -197,8 +207,21 @@ class Others(NamedTuple):
         return least
 
 
+def _forms(
+    X: Float[np.ndarray, "l M"],
+    D: Float[np.ndarray, " M"],
+    by: Float[np.ndarray, " M"],
+    share: float,
+) -> Float[np.ndarray, " l"]:
+    """x'(diag(D) + share by by') x of every row."""
+    loop = compiled.less_rows()
+    if loop is not None:
+        return loop.forms(X, D, by, share)
+    return np.einsum("ij,ij,j->i", X, X, D) + share * (X @ by) ** 2
+
+
 def _squares(Y: Float[np.ndarray, "k r"]) -> Float[np.ndarray, " k"]:
-    return np.einsum("ij,ij->i", Y, Y)
+    return np.vecdot(Y, Y)
 
 
 def _slides(bag: Int[np.ndarray, " k"]) -> tuple[np.ndarray, np.ndarray]:
