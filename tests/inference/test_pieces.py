@@ -17,7 +17,7 @@ from oracles.model import relative_error
 from synthetic import pri, small_cohort, some_inducing
 
 from gpmil.coupling import operator as coupling
-from gpmil.fast import lanes, memory
+from gpmil.fast import compiled, lanes, memory
 from gpmil.inference import pieces, stores
 from gpmil.inference import solvers as inference
 from gpmil.process.kernels import Kernel
@@ -36,10 +36,12 @@ def several_chunks(monkeypatch):
     monkeypatch.setattr(stores, "CHUNK_ROWS", 50)
 
 
-def problem_of(bags, store="memory", dtype=torch.float64, coupled=False, strength=STRENGTH):
+def problem_of(
+    bags, store="memory", dtype=torch.float64, coupled=False, strength=STRENGTH, points=10
+):
     model = pri(
         coupling=strength, variance=2.0, lengthscale=1.5, mean=C,
-        inducing=some_inducing(bags, 10), solver="sweeps", max_iter=1,
+        inducing=some_inducing(bags, points), solver="sweeps", max_iter=1,
     ).fit(bags)  # fmt: skip
     return inference.prepare(
         model._gp(CPU), lambda rows: model._inputs(bags.features[rows], CPU), bags.adjacency,
@@ -64,6 +66,25 @@ def test_every_sum_is_the_same_wherever_H_lies(bags, store, dtype, coupled):
     assert relative_error(inference.weights(there, E), inference.weights(here, E)) < tolerance
     gamma = [torch.cat([c.gamma(w, C) for c in p.chunks]) for p in (here, there)]
     assert relative_error(gamma[1], gamma[0]) < tolerance
+
+
+@pytest.mark.parametrize("points", [5, 8, 13])  # too few for the loops, whole tiles, and parts
+def test_H_is_smoothed_where_it_stays_as_it_is_in_steps(bags, points, monkeypatch):
+    called, smoothed_into = [], stores.smoothed_into
+
+    def counted(*given):
+        found = smoothed_into(*given)
+        called.append(found is not None)
+        return found
+
+    monkeypatch.setattr(stores, "smoothed_into", counted)
+    at_once = problem_of(bags, points=points)
+    assert any(called) == (points >= 8 and compiled.smoothed() is not None)
+    monkeypatch.setattr(stores, "smoothed_into", lambda *_: None)
+    in_steps = problem_of(bags, points=points)
+    assert torch.equal(at_once.R, in_steps.R)
+    for here, there in zip(at_once.chunks, in_steps.chunks, strict=True):
+        assert torch.equal(here.H, there.H)
 
 
 @pytest.mark.parametrize("solver", ["direct", "newton", "sweeps"])

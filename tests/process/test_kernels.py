@@ -104,6 +104,34 @@ def test_rbf_without_numba_far_apart_and_of_no_number(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [0, 5, 64, 131])  # of 64 rows at a time
+@pytest.mark.parametrize(
+    ("m", "k", "triangle"), [(16, 16, 1), (13, 13, 1), (13, 13, -1), (7, 30, 0)]
+)
+def test_products_with_a_kernel(name, n, m, k, triangle):
+    x, z, B = draw(n, 11) + 3.0, draw(m, 11, seed=1) + 3.0, draw(m, k, seed=2)
+    B = np.triu(B) if triangle > 0 else np.tril(B) if triangle < 0 else B
+    x, z, B = (torch.from_numpy(a) for a in (x, z, B))
+    made = Kernel(name, 0.8, 3.1)
+    with torch.no_grad():
+        found = made.times(x, z, B, triangle)
+        torch.testing.assert_close(found, made(x, z) @ B, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(made.times(x, z, B, triangle), found, rtol=1e-12, atol=1e-12)
+
+
+def test_products_with_rbf_far_apart_of_no_number_and_of_lengths_by_column():
+    x, z, B = (torch.from_numpy(draw(n, seed=n)) for n in (6, 4, 3))
+    x[1], x[2, 0] = 1e3, torch.nan
+    B = torch.cat([B, B[:1]])
+    lengths = torch.tensor([0.7, 2.0, 1.3], dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        made = Kernel("rbf", torch.tensor(1.7), lengths)
+        found, plain = made.times(x, z, B), made(x, z) @ B
+    torch.testing.assert_close(found, plain, rtol=1e-13, atol=1e-14, equal_nan=True)
+    assert found[2].isnan().all() and not found[1].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("with_grad", [True, False])
 def test_sums_against_symmetric_matrices(name, with_grad):
     x, S = draw(10) + 2.0, draw(2 * 8, 8, seed=3).reshape(2, 8, 8)  # bags of 4 and of 6

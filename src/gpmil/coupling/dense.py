@@ -74,10 +74,15 @@ class Dense:
 
     def halved(self, x: Float[Tensor, "n k"]) -> Halved | None:
         """V with V'V = x'Sigma x, and Sigma x."""
+        factor = self.factor_for(x)
+        return None if factor is None else factor.smooth(x)
+
+    def factor_for(self, x: Float[Tensor, "n k"]) -> "Factor | None":
+        """L, where loops over it are how x is smoothed."""
         if self._factor is None or x.requires_grad or x.dtype != torch.float64:
             return None
         # columns side by side, or the loops have nothing to do at a time
-        return self._factor.smooth(x) if x.is_contiguous() and x.shape[1] >= NARROW else None
+        return self._factor if x.is_contiguous() and x.shape[1] >= NARROW else None
 
     def congruence(self, S: Float[Tensor, "b p p"]) -> Float[Tensor, "b p p"]:
         """Sigma S Sigma of symmetric matrices, which may be lost; the padding means nothing."""

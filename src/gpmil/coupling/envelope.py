@@ -11,6 +11,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
+EVEN = 8  # numbers in a line of memory, and in the widest vectors
 FUSED = {"contract"}  # a * b + c in one step
 # What Python calls, and what only loops call; wrappers that nobody needs take time to compile.
 DOOR = {"error_model": "numpy", "no_cfunc_wrapper": True, "nogil": True, "cache": True}
@@ -90,10 +91,10 @@ def invert(low, at, L, size, sigma):
         # L^-1, which is lower triangular
         for i in range(n):
             S[i, i] = 1.0
-            _forward(low, at, L, row, i, S, lower)
+            forward(low, at, L, row, i, S, lower)
         # the lower half of Sigma = L^-T L^-1, then the other one
         for i in range(n - 1, -1, -1):
-            _backward(low, at, L, row, i, S, lower)
+            backward(low, at, L, row, i, S, lower)
         for i in range(n):
             for c in range(i):
                 S[c, i] = S[i, c]
@@ -111,11 +112,11 @@ def smooth(low, at, L, size, V, H):
     for b in range(len(size)):
         own, out = V[row : row + size[b]], H[row : row + size[b]]
         for i in range(size[b]):
-            _forward(low, at, L, row, i, own, lower)
+            forward(low, at, L, row, i, own, lower)
             for c in range(own.shape[1]):  # `out[:] = own` takes Numba two seconds more
                 out[i, c] = own[i, c]
         for i in range(size[b] - 1, -1, -1):
-            _backward(low, at, L, row, i, out, lower)
+            backward(low, at, L, row, i, out, lower)
         row += size[b]
 
 
@@ -128,9 +129,9 @@ def congruence(low, at, L, size, S):
         n, own = size[b], S[b]
         for _ in range(2):
             for i in range(n):
-                _forward(low, at, L, row, i, own, lower)
+                forward(low, at, L, row, i, own, lower)
             for i in range(n - 1, -1, -1):
-                _backward(low, at, L, row, i, own, lower)
+                backward(low, at, L, row, i, own, lower)
             _transpose(own, n)
         row += n
 
@@ -148,7 +149,7 @@ def _transpose(S, n):
 
 @njit(fastmath=FUSED, **INNER)
 @no_type_check
-def _forward(low, at, L, row, i, S, lower):
+def forward(low, at, L, row, i, S, lower):
     """Row i of L^-1 S, those before it done; `lower`: S is zero above its diagonal and stays so."""
     first, begin = low[row + i], at[row + i] - low[row + i]
     line = _of(S, i, lower)
@@ -162,7 +163,7 @@ def _forward(low, at, L, row, i, S, lower):
 
 @njit(fastmath=FUSED, **INNER)
 @no_type_check
-def _backward(low, at, L, row, i, S, lower):
+def backward(low, at, L, row, i, S, lower):
     """Row i of L^-T S, those behind it done, taken out of the rows before it."""
     begin = at[row + i] - low[row + i]
     line = _of(S, i, lower)
@@ -174,8 +175,11 @@ def _backward(low, at, L, row, i, S, lower):
 @njit(**INNER)
 @no_type_check
 def _of(S, i, lower):
-    """Row i, as far as the diagonal or all of it."""
-    return S[i, : i + 1] if lower else S[i, :]
+    """Row i, all of it or to its diagonal, and on to whole vectors: no loop over what is left.
+
+    Above the diagonal that changes zeros alone, or what `invert` writes over at the end.
+    """
+    return S[i, : min(i + EVEN - i % EVEN, S.shape[1])] if lower else S[i, :]
 
 
 @njit(**INNER)

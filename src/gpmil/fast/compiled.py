@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gpmil import extras
 from gpmil.coupling.operator import Precision
-from gpmil.fast import fused_effect, fused_pass
+from gpmil.fast import fused_effect, fused_pass, products
 from gpmil.fast.lanes import in_lanes
 
 logger = logging.getLogger("gpmil")
@@ -166,6 +166,11 @@ def pairs() -> Any:
     return None if kernels() is None else kernels().pairs
 
 
+def smoothed() -> Any:
+    """The module that smooths bags where they stay; None as above, or where tiles are no gain."""
+    return None if products.tiled() is None or kernels() is None else kernels().smoothed
+
+
 def centres() -> Any:
     """The module with k-means; None as above."""
     return None if kernels() is None else kernels().centres
@@ -247,6 +252,7 @@ def kernels() -> Any:
             pairs,
             passes,
             sites,
+            smoothed,
         )
     except (ImportError, RuntimeError) as error:  # RuntimeError: no place for its cache
         logger.info(
@@ -264,4 +270,5 @@ def kernels() -> Any:
         pairs=pairs,
         passes=passes,
         sites=sites,
+        smoothed=smoothed,
     )

@@ -9,7 +9,11 @@ from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, exp
 from gpmil.fast.tiles import (  # as many rows as numbers in a vector
     ACROSS,
     ROWS,
+    TOGETHER,
+    filled_up,
     in_lines,
+    into,
+    product,
     tiles,
     turned,
 )
@@ -36,6 +40,41 @@ def _row(row, half, half_z, variance):
         row[j] = variance * (0.0 if s < LOWEST else e)
 
 
+@njit(fastmath=FUSED, **DOOR)
+@no_type_check
+def rbf_times(x, z, scale, variance, right, triangle, out):
+    """out = K right, K_ij = variance exp(-|scale (x_i - z_j)|^2 / 2); `triangle` as in tiles.times.
+
+    Some rows at a time, from what is centred to the product in the nearest caches: to write K and
+    to read it again takes as long as its exponentials.
+    """
+    about, m, zero = _mean(z), out.shape[1], np.int64(0)
+    columns, half_z = _columns(z, about, scale)
+    right = filled_up(right, m + -m % ROWS)
+    some, half = in_lines(TOGETHER, x.shape[1], x), np.empty(TOGETHER)
+    K, room = in_lines(TOGETHER, columns.shape[1], x), in_lines(TOGETHER, right.shape[1], x)
+    for start in range(0, len(x), TOGETHER):
+        rows = min(TOGETHER, len(x) - start)
+        for i in range(rows):
+            half[i] = _scaled(x[start + i], about, scale, some[i])
+        product(some, zero, columns, K, zero, rows, zero)
+        for i in range(rows):
+            _row(K[i, : len(z)], half[i], half_z, variance)
+        into(K, zero, right, out, start, rows, triangle, room)
+
+
+@njit(fastmath=ANY_ORDER, **INNER)
+@no_type_check
+def _scaled(row, about, scale, out):
+    """scale (row - about), and half of its square."""
+    total = 0.0
+    for k in range(len(row)):
+        value = (row[k] - about[k]) * scale[k]
+        out[k] = value
+        total += value * value
+    return total / 2
+
+
 # --- Sums over the pairs of a bag -----------------------------------------------------------------
 
 
@@ -50,7 +89,7 @@ def rbf_against(x, scale, sizes, weights):
     total, begin = 0.0, np.int64(0)
     for b in range(len(sizes)):
         rows, own = x[begin : begin + sizes[b]], weights[b]
-        columns, half = _columns(rows, scale)
+        columns, half = _columns(rows, _mean(rows), scale)
         out = in_lines(ROWS, columns.shape[1], x)
         for i in range(0, len(rows), ROWS):
             low = _first(own, i, min(i + ROWS, len(rows)))
@@ -70,35 +109,47 @@ def rbf_less(x, scale, variance, rows, sizes, out):
     begin, zero = np.int64(0), np.int64(0)
     for b in range(len(sizes)):
         n, S = sizes[b], out[b]
-        columns, half = _columns(x[begin : begin + n], scale)
+        own = x[begin : begin + n]
+        columns, half = _columns(own, _mean(own), scale)
         others = turned(rows[begin : begin + n])[1:]
         K, lost = in_lines(ROWS, columns.shape[1], x), in_lines(ROWS, columns.shape[1], x)
         for i in range(0, n, ROWS):
             _products(columns, i, zero, K)
             _products(others, i, zero, lost)
             for k in range(i, min(i + ROWS, n)):
-                own, less, line = K[k - i, : k + 1], lost[k - i], S[k]
-                _row(own, half[k], half, variance)
+                full, less, line = K[k - i, : k + 1], lost[k - i], S[k]
+                _row(full, half[k], half, variance)
                 for j in range(k + 1):
-                    line[j] = own[j] - less[j]
+                    line[j] = full[j] - less[j]
             for j in range(min(i + ROWS, n)):
                 for k in range(max(i, j + 1), min(i + ROWS, n)):
                     S[j, k] = S[k, j]
         begin += n
 
 
+@njit(**INNER)
+@no_type_check
+def _mean(x):
+    """The mean of the rows."""
+    out = np.zeros(x.shape[1])
+    for i in range(len(x)):
+        for k in range(len(out)):
+            out[k] += x[i, k]
+    for k in range(len(out)):
+        out[k] /= len(x)
+    return out
+
+
 @njit(fastmath=ANY_ORDER, **INNER)
 @no_type_check
-def _columns(x, scale):
-    """The columns of scale (x - its mean) side by side, zeros up to whole tiles; |row|^2 / 2."""
+def _columns(x, about, scale):
+    """The columns of scale (x - about) side by side, zeros up to whole tiles; |row|^2 / 2."""
     n, d = x.shape
     columns, half = turned(x), np.zeros(n)
     for k in range(d):
-        column, mean = columns[k, :n], 0.0
+        column = columns[k, :n]
         for i in range(n):
-            mean += column[i] / n
-        for i in range(n):
-            column[i] = (column[i] - mean) * scale[k]
+            column[i] = (column[i] - about[k]) * scale[k]
             half[i] += column[i] * column[i] / 2
     return columns, half
 

@@ -7,7 +7,7 @@ processor's vectors, whoever made it: half the time of MKL on AMD.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,18 +42,22 @@ def times(
     if loops is None:
         return np.matmul(A, B, out=out)
     A, B = np.ascontiguousarray(A), np.ascontiguousarray(B)
-    if len(A) * B.size < SIDE_BY_SIDE:
-        loops.times(A, B, out, triangle)
-        return out
-    many = len(A) // LANES + 1
+    rows_in_lanes(len(A), B.size, lambda rows: loops.times(A[rows], B, out[rows], triangle))
+    return out
+
+
+def rows_in_lanes(n: int, of_each: int, work: Callable[[slice], None]) -> None:
+    """`work` on n rows, of so many multiplications each; in threads where that pays."""
+    if n * of_each < SIDE_BY_SIDE:
+        work(slice(0, n))
+        return
+    many = n // LANES + 1
 
     def one_lane(starts: Sequence[int]) -> None:
         for start in starts:
-            rows = slice(start, start + many)
-            loops.times(A[rows], B, out[rows], triangle)
+            work(slice(start, start + many))
 
-    in_lanes(range(0, len(A), many), one_lane, lambda *_: None)
-    return out
+    in_lanes(range(0, n, many), one_lane, lambda *_: None)
 
 
 def gram(X: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:

@@ -213,21 +213,28 @@ def times(A, B, out, triangle):
     n, m = A.shape[0], B.shape[1]
     width = VECTOR // A.itemsize
     padded = m + -m % width
-    B, plain = _filled_up(B, padded), padded == m
-    C = out if plain else in_lines(TOGETHER, padded, out)
+    B, room = filled_up(B, padded), in_lines(0 if padded == m else TOGETHER, padded, out)
     for start in range(0, n, TOGETHER):
-        rows = min(TOGETHER, n - start)
-        _some(A, start, B, C, start if plain else 0, rows, triangle)
-        if not plain:
-            for i in range(rows):
-                for j in range(m):
-                    out[start + i, j] = C[i, j]
+        into(A, start, B, out, start, min(TOGETHER, n - start), triangle, room)
 
 
 @njit(**INNER)
 @no_type_check
-def _some(A, start, B, C, to, rows, triangle):
-    """A few rows of the product, all columns."""
+def into(A, start, B, out, to, rows, triangle, room):
+    """A few rows of A B into `out`; by way of `room` where B has been filled up."""
+    if B.shape[1] == out.shape[1]:
+        product(A, start, B, out, to, rows, triangle)
+        return
+    product(A, start, B, room, np.int64(0), rows, triangle)
+    for i in range(rows):
+        for j in range(out.shape[1]):
+            out[to + i, j] = room[i, j]
+
+
+@njit(**INNER)
+@no_type_check
+def product(A, start, B, C, to, rows, triangle):
+    """Rows of A B from `start` on, all columns, into those of C from `to` on."""
     steps, m = B.shape
     width = VECTOR // A.itemsize
     # no constants: their types would be new ones, and all below compiled once more
@@ -242,7 +249,7 @@ def _some(A, start, B, C, to, rows, triangle):
 
 @njit(**INNER)
 @no_type_check
-def _filled_up(B, m):
+def filled_up(B, m):
     """B with columns of zeros up to m of them, in lines: elsewhere a product takes a fifth more."""
     if B.shape[1] == m and B.ctypes.data % LINE == 0:
         return B
@@ -271,21 +278,27 @@ def weighted_gram(X, weights, total):
                 for j in range(m):
                     plain[i, j] = row[j]
                     scaled[i, j] = weight * row[j]
-            _below(scaled, plain, rows, sums)
-        for i in range(m):
-            for j in range(i + 1):
-                total[i, j] += sums[i, j]
+            below(scaled, plain, rows, sums)
+        add_symmetric(sums, total)
         for i in range(len(sums)):
             for j in range(len(sums)):
                 sums[i, j] = 0
-    for i in range(m):
-        for j in range(i):
-            total[j, i] = total[i, j]
 
 
 @njit(**INNER)
 @no_type_check
-def _below(left, right, n, sums):
+def add_symmetric(lower, total):
+    """total += what is known on the diagonal and below it."""
+    for i in range(len(total)):
+        for j in range(i):
+            total[i, j] += lower[i, j]
+            total[j, i] = total[i, j]
+        total[i, i] += lower[i, i]
+
+
+@njit(**INNER)
+@no_type_check
+def below(left, right, n, sums):
     """sums += left'right, on the diagonal and below it."""
     m = len(sums)
     width, one, fresh = VECTOR // left.itemsize, np.int64(1), n < 0

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gpmil.coupling import operator as coupling
-from gpmil.fast import products
+from gpmil.fast import compiled, products
 from gpmil.fast.lanes import in_lanes
 from gpmil.fast.memory import free_memory, in_lines
 from gpmil.inference.pieces import Chunk, Piece
@@ -67,11 +67,18 @@ class Source:
         return self.gp.L.device
 
     def smoothed(
-        self, part: coupling.Part, x: Float[Tensor, "n d"], sizes: Int[Tensor, " b"]
-    ) -> tuple[Float[Tensor, "n M"], Float[Tensor, "n M"], Float[Tensor, "M M"]]:
-        """W, H = Sigma W and W'H of one part of the coupling; `sizes` are those of its bags."""
-        W = self.gp.whiten(x)
-        halved = None if self.gp.context is not None else part.halved(W)
+        self,
+        part: coupling.Part,
+        x: Float[Tensor, "n d"],
+        sizes: Int[Tensor, " b"],
+        place: Float[Tensor, "N M"] | None = None,
+    ) -> tuple[Float[Tensor, "n M"], Float[Tensor, "n M"] | None, Float[Tensor, "M M"]]:
+        """W, H = Sigma W (None: it lies in its place) and W'H of a part; `sizes` of its bags."""
+        W, alone = self.gp.whiten(x), self.gp.context is None
+        gram = smoothed_into(part, W, sizes, place) if alone and place is not None else None
+        if gram is not None:
+            return W, None, gram
+        halved = part.halved(W) if alone else None
         if halved is not None:
             return W, halved[1], products.gram(halved[0])
         H = part.apply(W)
@@ -79,6 +86,20 @@ class Source:
             v = self.gp.context.columns(x, sizes)  # Sigma 1 v' = 1 v'
             W, H = torch.cat([W, v], 1), torch.cat([H, v], 1)
         return W, H, W.mT @ H
+
+
+def smoothed_into(
+    part: coupling.Part, W: Float[Tensor, "n m"], sizes: Int[Tensor, " b"], H: Float[Tensor, "N M"]
+) -> Float[Tensor, "M M"] | None:
+    """W'Sigma W of a part of the coupling, Sigma W in its rows of H; None where not compiled."""
+    loop = compiled.smoothed()
+    factor = part.factor_for(W) if isinstance(part, coupling.Dense) else None
+    if loop is None or factor is None:
+        return None
+    first = part.rows[sizes.cumsum(0) - sizes]
+    gram = W.new_zeros(W.shape[1], W.shape[1])
+    loop.smooth(*factor, W.numpy(), first.numpy(), H.numpy(), gram.numpy())
+    return gram
 
 
 class Gathered(NamedTuple):
@@ -108,7 +129,7 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
             part = make()
             x = source.inputs(part.rows)
             sizes = coupling.sent(np.diff(source.offsets)[part.bags], source.device)
-            W, H, own = source.smoothed(part, x, sizes)
+            W, H, own = source.smoothed(part, x, sizes, keep.place)
             gram += own
             if source.watched is not None:
                 source.watched.see(part.rows, x, W)
@@ -122,7 +143,8 @@ def gather(source: Source, store: str, every: int | None = None) -> tuple[list[P
             if source.gp.effect:
                 less = _shared(source.gp, x, W, sizes, every)
                 gram, trace = gram - less[0], trace - less[1]
-            keep.put(part.rows, H.to(source.dtype))
+            if H is not None:
+                keep.put(part.rows, H.to(source.dtype))
         return gram, trace
 
     def add(a: Sums, b: Sums) -> Sums:
@@ -232,6 +254,8 @@ def _groups(
 class _Keeper:
     """Where H goes as it is computed, and the pieces that find it there again."""
 
+    place: Tensor | None = None  # H itself, where a loop can write to it: in float64 on a CPU
+
     def __init__(self, source: Source):
         raise NotImplementedError
 
@@ -246,6 +270,7 @@ class _Memory(_Keeper):
     def __init__(self, source: Source):
         if source.device.type == "cpu":
             self.H = in_lines(source.shape, source.dtype)
+            self.place = self.H if source.dtype == torch.float64 else None
         else:
             self.H = torch.empty(source.shape, dtype=source.dtype, device=source.device)
 
@@ -419,5 +444,7 @@ class Recomputed(_Deferred):
         sizes = group.offsets.diff()
         for part in coupling.parts(local, offsets, source.strength, source.device):
             x = source.inputs(part.rows + group.rows.start)
-            H[part.rows] = source.smoothed(part, x, sizes[part.bags])[1].to(source.dtype)
+            _, own, _ = source.smoothed(part, x, sizes[part.bags])
+            assert own is not None  # no place was given
+            H[part.rows] = own.to(source.dtype)
         return Chunk(H, self.likelihood)

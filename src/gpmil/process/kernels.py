@@ -101,6 +101,35 @@ def _compiled_rbf(
     return out.view(*many, n, m)
 
 
+def rbf_times(
+    x: Float[Tensor, "n d"],
+    z: Float[Tensor, "m d"],
+    B: Float[Tensor, "m k"],
+    triangle: int,
+    variance: Length,
+    length: Length,
+) -> Float[Tensor, "n k"] | None:
+    """`Kernel.times`; None where it is not compiled."""
+    loop = None if x.is_cuda or products.tiled() is None else compiled.pairs()
+    if loop is None:
+        return None
+    rows, points, right = (a.detach().contiguous().numpy() for a in (x, z, B))
+    given = points, _inverse(length, x.shape[1]), float(variance), right, triangle
+    out = torch.empty(len(rows), right.shape[1], dtype=torch.float64)  # as above
+
+    def some(which: slice) -> None:
+        loop.rbf_times(rows[which], *given, out.numpy()[which])
+
+    products.rows_in_lanes(len(rows), z.numel() + B.numel(), some)
+    return out
+
+
+def _inverse(length: Length, d: int) -> Float[np.ndarray, " d"]:
+    """1 / length of every column."""
+    given = length.detach() if isinstance(length, Tensor) else length
+    return np.broadcast_to(1 / np.asarray(given, float), (d,)).copy()
+
+
 def squares(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
     """x'x of every row."""
     return np.einsum("ij,ij->i", x, x)
@@ -113,8 +142,8 @@ def rbf_against(
     loop = None if x.is_cuda else compiled.pairs()
     if loop is None:
         return None
-    scale = np.broadcast_to(1 / np.asarray(length, float), x.shape[1:]).copy()
-    return loop.rbf_against(x.contiguous().numpy(), scale, np.array(sizes), S.detach().numpy())
+    given = x.contiguous().numpy(), _inverse(length, x.shape[1])
+    return loop.rbf_against(*given, np.array(sizes), S.detach().numpy())
 
 
 def rbf_less(
@@ -129,9 +158,8 @@ def rbf_less(
     if loop is None:
         return None
     out = torch.zeros(*mask.shape, mask.shape[1], dtype=torch.float64)
-    scale = np.broadcast_to(1 / np.asarray(length, float), x.shape[1:]).copy()
-    given = x.contiguous().numpy(), scale, float(variance), rows.contiguous().numpy()
-    loop.rbf_less(*given, mask.sum(1).numpy(), out.numpy())
+    inputs = x.contiguous().numpy(), _inverse(length, x.shape[1]), float(variance)
+    loop.rbf_less(*inputs, rows.contiguous().numpy(), mask.sum(1).numpy(), out.numpy())
     return out
 
 
@@ -167,10 +195,13 @@ class Formula(NamedTuple):
     in_place: Callable[[Tensor, Tensor, Length, Length], Tensor] | None = None
     against: Callable[[Tensor, Sequence[int], Tensor, Length], float | None] | None = None
     less: Callable[[Tensor, Tensor, Tensor, Length, Length], Tensor | None] | None = None
+    times: Callable[[Tensor, Tensor, Tensor, int, Length, Length], Tensor | None] | None = None
 
 
 KERNELS: dict[str, Formula] = {
-    "rbf": Formula(squared_distances, no_distance, rbf_value, rbf, rbf_against, rbf_less),
+    "rbf": Formula(
+        squared_distances, no_distance, rbf_value, rbf, rbf_against, rbf_less, rbf_times
+    ),
     "matern32": Formula(squared_distances, no_distance, matern32_value),
     "matern52": Formula(squared_distances, no_distance, matern52_value),
     "linear": Formula(inner_products, squared_norms, linear_value),
@@ -226,6 +257,21 @@ class Kernel:
         if f.in_place is not None:
             return f.in_place(x, z, self.variance, self.lengthscale)
         return f.value(f.pairs(x, z), self.lengthscale).mul_(self.variance)
+
+    def times(
+        self,
+        x: Float[Tensor, "n d"],
+        z: Float[Tensor, "m d"],
+        B: Float[Tensor, "m k"],
+        triangle: int = 0,
+    ) -> Float[Tensor, "n k"]:
+        """K B, K the matrix between the rows of x and of z; `triangle` as in products.matmul."""
+        at_once = self.formula.times
+        if at_once is not None and not torch.is_grad_enabled():
+            found = at_once(x, z, B, triangle, self.variance, self.lengthscale)
+            if found is not None:
+                return found
+        return products.matmul(self(x, z), B, triangle)
 
     def diagonal(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
         """k(x_i, x_i)."""

@@ -83,7 +83,7 @@ class SparseGP:
     def whiten(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
         """W = Kxz L^-T."""
         if not torch.is_grad_enabled():
-            return products.matmul(self.kernel(x, self.inducing), self.L_inverse.mT, triangle=1)
+            return self.kernel.times(x, self.inducing, self.L_inverse.mT, triangle=1)
         return torch.linalg.solve_triangular(self.L, self.kernel(self.inducing, x), upper=False).mT
 
     def whiten_bags(self, x: Float[Tensor, "n d"], sizes: Sizes = None) -> Float[Tensor, "n k"]:
