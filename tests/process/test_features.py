@@ -156,6 +156,51 @@ def test_sums_in_one_pass_equal_two_passes(dtype, monkeypatch):
     assert np.allclose(found.scale, exact.std(0), rtol=1e-11)
 
 
+@pytest.mark.parametrize("n", [1, 33, 5000])  # less than a run of rows, more, and several lanes
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_sums_of_the_loop_are_those_of_torch(n, order, dtype, monkeypatch):
+    if compiled.columns() is None:
+        pytest.skip("not compiled here")
+    x = np.asarray(draw(n=n, d=7, dtype=np.float16), dtype, order=order)
+    about = torch.linspace(0, 20, 7, dtype=torch.float64)
+    found = features.sums(x, about, outer=False)
+    again = features.sums(x.astype(np.float64), about, outer=False)
+    assert torch.equal(found.first, again.first) and torch.equal(found.second, again.second)
+    monkeypatch.setattr(compiled, "columns", lambda: None)
+    plain = features.sums(x, about, outer=False)
+    assert found.size == plain.size == n
+    torch.testing.assert_close(found.first, plain.first, rtol=1e-14, atol=1e-12)
+    torch.testing.assert_close(found.second, plain.second, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("n", [0, 1, 48, 131])
+def test_points_in_one_look_are_those_in_two(n, monkeypatch):
+    """Not a digit is another, so that where centres end does not hang on the way to them."""
+    if compiled.centres() is None:
+        pytest.skip("not compiled here")
+    monkeypatch.setattr(inducing, "BLOCK", 50)
+    x, rows = draw(n=200, seed=n, dtype=np.float32), np.arange(200)[200 - n :]
+    x.flags.writeable = False
+    to = features.standardizer(x)
+    origin = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    in_one = inducing.in_blocks(inducing.Inputs(x, rows, to.on("cpu")), origin)
+    in_two = inducing.in_blocks(inducing.inputs(x, rows, to, "cpu"), origin)
+    assert len(in_one) == len(in_two) == max(-(-n // 50), 1)
+    for (one, its_panels), (two, panels) in zip(in_one, in_two):
+        assert one.dtype == two.dtype == torch.float32 and torch.equal(one, two)
+        np.testing.assert_array_equal(its_panels, panels)
+
+
+def test_which_points_are_not_looked_at_once():
+    x, rows, origin = draw(), np.arange(20), torch.zeros(5, dtype=torch.float64)
+    for of, to in ((x, features.standardizer(x)), (x.astype(np.float32), features.pca(x, 5))):
+        points = inducing.Inputs(of, rows, to.on("cpu"))
+        assert points.about(slice(None), origin) is None
+        found = torch.cat([part for part, _ in inducing.in_blocks(points, origin)])
+        torch.testing.assert_close(found, to(of[rows]).float(), rtol=0, atol=0)
+
+
 def test_repeated_points_give_fewer_centres():
     x = np.repeat(np.array([[0.0, 1.0], [4.0, 2.0], [9.0, 5.0]]), 20, axis=0)
     z = kmeans_by_class(x, np.arange(60) % 2 == 0, features.identity(2), 10, seed=0)

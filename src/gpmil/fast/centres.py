@@ -10,21 +10,50 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER
-from gpmil.fast.tiles import ACROSS, ROWS, VECTOR, in_lines, tiles
+from gpmil.fast.tiles import ACROSS, FEW, ROWS, VECTOR, few_wide, in_lines, tiles
 
 
 @njit(**DOOR)
 @no_type_check
 def panels(x):
     """Points side by side, a row for each column, panel after panel; zeros behind the last one."""
-    n, d = x.shape
-    wide = ACROSS * (VECTOR // x.itemsize)
-    out = in_lines((n + wide - 1) // wide * d, wide, x)
-    for i in range(n):
-        row, first, at = x[i], i // wide * d, i % wide
-        for k in range(d):
-            out[first + k, at] = row[k]
+    out = _room_for_panels(x)
+    for i in range(len(x)):
+        _put(x[i], i, out)
     return out
+
+
+@njit(**DOOR)
+@no_type_check
+def about(x, mean, scale, origin):
+    """Points (x - mean) / scale - origin of rows of features in float32, and their panels."""
+    points = np.empty(x.shape, np.float32)
+    out = _room_for_panels(points)
+    for i in range(len(x)):
+        row, own = x[i], points[i]
+        for k in range(len(row)):
+            # in float64, one operation after the other as in FeatureMap: the same last digit
+            own[k] = (row[k] - mean[k]) / scale[k] - origin[k]
+        _put(own, i, out)
+    return points, out
+
+
+@njit(**INNER)
+@no_type_check
+def _room_for_panels(x):
+    """Zeros, of the dtype of x."""
+    (n, d), wide = x.shape, ACROSS * (VECTOR // x.itemsize)
+    return in_lines((n + wide - 1) // wide * d, wide, x)
+
+
+@njit(**INNER)
+@no_type_check
+def _put(point, i, panels):
+    """A point to where the panels have their i-th."""
+    d, wide = len(point), panels.shape[1]
+    first, at = i // wide * d, i % wide
+    for k in range(d):
+        panels[first + k, at] = point[k]
 
 
 @njit(**INNER)
@@ -100,11 +129,11 @@ def spread(x, points, square, first, draws):
 
     The numbers of the points chosen.
     """
-    (n, d), wide, (steps, t) = x.shape, points.shape[1], draws.shape
+    (n, d), (steps, t) = x.shape, draws.shape
     chosen, drawn = np.empty(steps + 1, np.int64), np.empty(t, np.int64)
-    left, out = _rows(t, x), in_lines(t + -t % ROWS, wide, x)
+    left = np.zeros((t + -t % FEW, d), x.dtype)
+    after = in_lines(len(left), len(points) // d * points.shape[1], x)
     nearest, mass = np.empty(n, x.dtype), np.empty(n, x.dtype)
-    after = np.empty((t, n), x.dtype)
     nearest[:] = np.inf
     for step in range(steps + 1):
         if step > 0:
@@ -113,23 +142,29 @@ def spread(x, points, square, first, draws):
             drawn[c] = _reached(mass, draws[step - 1, c]) if step > 0 else first
             for j in range(d):
                 left[c, j] = x[drawn[c], j]
-        for panel in range(len(points) // d):
-            _products(left, points, panel, out)
-            start, stop = panel * wide, min((panel + 1) * wide, n)
-            for c in range(t):
-                own = square[drawn[c]]
-                _nearer(
-                    out[c], square[start:stop], own, nearest[start:stop], after[c, start:stop]
-                )  # fmt: skip
+        _products_of_few(left, points, after)
         best, least = 0, np.inf
         for c in range(t):
-            total = _sum(after[c])
+            _nearer(square, square[drawn[c]], nearest, after[c])
+            total = _sum(after[c, :n])
             if total < least:
                 best, least = c, total
         chosen[step] = drawn[best]
         for i in range(n):
             nearest[i] = after[best, i]
     return chosen
+
+
+@njit(**INNER)
+@no_type_check
+def _products_of_few(left, points, out):
+    """z'x of the rows z of `left`, whole low tiles of them, and the points of all panels."""
+    (rows, d), wide, along = left.shape, points.shape[1], out.shape[1]
+    one, fresh = np.int64(1), d >= 0  # no constants, see `_products`
+    for panel in range(len(points) // d):
+        for c in range(0, rows, FEW):
+            at, to = panel * d * wide, c * along + panel * wide
+            few_wide(left, c * d, d, one, points, at, wide, out, to, along, d, fresh)
 
 
 @njit(**INNER)
@@ -148,10 +183,13 @@ def _reached(mass, share):
 
 @njit(fastmath=FUSED, **INNER)
 @no_type_check
-def _nearer(products, square, own, nearest, after):
-    """The smaller of what was and |x - z|^2 = |x|^2 - 2 x'z + |z|^2."""
-    for i in range(len(after)):
-        value = square[i] - 2 * products[i]
+def _nearer(square, own, nearest, after):
+    """The smaller of what was and |x - z|^2 = |x|^2 - 2 x'z + |z|^2; x'z is in `after` before.
+
+    All points in one run: parts of arrays, made for every panel, took longer than the numbers.
+    """
+    for i in range(len(nearest)):
+        value = square[i] - 2 * after[i]
         value = value + own
         value = value if value > 0 else np.float32(0)
         after[i] = value if value < nearest[i] else nearest[i]

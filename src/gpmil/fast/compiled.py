@@ -176,6 +176,11 @@ def centres() -> Any:
     return None if kernels() is None else kernels().centres
 
 
+def columns() -> Any:
+    """The module with sums over columns of features; None as above."""
+    return None if kernels() is None else kernels().columns
+
+
 def less_rows() -> Any:
     """The module with inverses of a few rows that are left out; None as above."""
     return None if kernels() is None else kernels().less_rows
@@ -244,6 +249,7 @@ def kernels() -> Any:
     try:
         from gpmil.fast import (
             centres,
+            columns,
             effect,
             effect_adjoint,
             effect_pass,
@@ -262,6 +268,7 @@ def kernels() -> Any:
         return None
     return SimpleNamespace(
         centres=centres,
+        columns=columns,
         effect=effect,
         effect_adjoint=effect_adjoint,
         effect_pass=effect_pass,

@@ -29,6 +29,7 @@ _HAS = binding.get_host_cpu_features()
 VECTOR = 64 if _HAS.get("avx512f") else 32  # bytes
 GAIN = bool(_HAS.get("avx512f") or (_HAS.get("avx2") and _HAS.get("fma")))
 ROWS = VECTOR // 8  # of a tile
+FEW = ROWS * 3 // 4  # of a lower one: six rows are one or two of these, and none is filled up
 
 
 # --- Where matrices begin -------------------------------------------------------------------------
@@ -182,6 +183,7 @@ def _write(write, arrays, places, rows, across):
 
 _wide, _narrow = _tile(ROWS, ACROSS), _tile(ROWS, 1)
 _row_wide, _row_narrow = _tile(1, ACROSS), _tile(1, 1)
+few_wide = _tile(FEW, ACROSS)
 
 
 @njit(**INNER)

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
+from gpmil.fast import compiled
 from gpmil.fast.lanes import in_lanes
 from gpmil.fast.memory import free_memory
 
@@ -129,14 +130,20 @@ def sums(features: Rows, about: Float[Tensor, " D"], outer: bool) -> Sums:
     """The sums of all rows, chunk by chunk."""
 
     def one_lane(starts: Sequence[int]) -> Sums:
-        return functools.reduce(add, (_sums(_rows(features, s), about, outer) for s in starts))
+        return functools.reduce(add, (_sums(features, s, about, outer) for s in starts))
 
     starts = range(0, len(features), _block(features))
     return in_lanes(starts, one_lane, add, isinstance(features, np.ndarray) and len(starts) > 4)
 
 
-def _sums(x: Float[Tensor, "n D"], about: Tensor, outer: bool) -> Sums:
-    x = x - about  # in torch's own memory: BLAS rounds by how arrays are aligned
+def _sums(features: Rows, start: int, about: Tensor, outer: bool) -> Sums:
+    loop = None if outer else compiled.columns()
+    if loop is not None and isinstance(features, np.ndarray):
+        kind = np.float64 if features.itemsize > 4 else np.float32  # half as wide: not compiled
+        rows = np.ascontiguousarray(features[start : start + ROWS], kind).view()
+        rows.flags.writeable = False  # those of bags are: one type of array, compiled once
+        return Sums(len(rows), *(torch.from_numpy(x) for x in loop.sums(rows, about.numpy())))
+    x = _rows(features, start) - about  # in torch's own memory: BLAS rounds by how it is aligned
     return Sums(len(x), x.sum(0), x.mT @ x if outer else x.square_().sum(0))
 
 

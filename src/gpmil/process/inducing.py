@@ -7,6 +7,7 @@ instances only the sum and the number nearest to each centre, so it can run wher
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from gpmil.fast import compiled, fused_spread, products
 from gpmil.fast.lanes import in_lanes
-from gpmil.process.features import FeatureMap, Rows
+from gpmil.process.features import FeatureMap, PlacedMap, Rows, take
 
 logger = logging.getLogger("gpmil")
 POINTS_PER_CENTRE = 256  # more change the inertia by less than one per cent
@@ -46,7 +47,7 @@ def kmeans_by_class(
     centres = []
     for name, rows in classes.items():
         chosen = sample(len(rows), wanted[name], seed)
-        x = inputs(features, rows[chosen], feature_map, device)
+        x = Inputs(features, rows[chosen], feature_map.on(device))
         centres.append(kmeans(x, wanted[name], seed))
     return feature_map.inverse(np.concatenate(centres))
 
@@ -73,20 +74,50 @@ def sample(n: int, k: int, seed: int) -> Int[np.ndarray, " m"]:
     return np.sort(np.random.default_rng(seed).choice(n, most, replace=False))
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """Kernel inputs of some rows, made when they are asked for."""
+
+    features: Rows
+    rows: Int[np.ndarray, " m"]
+    feature_map: PlacedMap
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, which: slice | Int[np.ndarray, " n"]) -> Float[Tensor, "n d"]:
+        return self.feature_map(take(self.features, torch.from_numpy(self.rows[which])))
+
+    def about(self, which: slice, origin: Float[Tensor, " d"]) -> Block | None:
+        """As in `in_blocks`, in one look at the features; None where that is not compiled.
+
+        Inputs in float64 are written nowhere: twice as fast.
+        """
+        (mean, scale, components), x, loop = self.feature_map, self.features, compiled.centres()
+        if components is not None or mean.is_cuda or loop is None:
+            return None
+        if not isinstance(x, np.ndarray) or x.dtype != np.float32:
+            return None
+        columns = (a.numpy() for a in (mean, scale, origin))
+        part, panels = loop.about(np.ascontiguousarray(x[self.rows[which]]), *columns)
+        return torch.from_numpy(part), panels
+
+
+Points = Tensor | Inputs
+
+
 def inputs(
     features: Rows, rows: Int[np.ndarray, " m"], feature_map: FeatureMap, device: str | torch.device
 ) -> Float[Tensor, "m d"]:
     """Kernel inputs of some rows."""
-    if isinstance(features, np.ndarray):
-        return feature_map(features[rows], device)
-    return feature_map(features[torch.from_numpy(rows).to(features.device)], device)
+    return Inputs(features, rows, feature_map.on(device))[:]
 
 
-def kmeans(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[np.ndarray, "m d"]:
+def kmeans(x: Points, k: int, seed: int) -> Float[np.ndarray, "m d"]:
     """At most k centres of the points x; all points where there are no more than k."""
     if len(x) <= k:
-        return x.cpu().numpy()
-    few = x[torch.from_numpy(seed_points(len(x), k, seed)).to(x.device)]
+        return x[:].cpu().numpy()
+    few = x[seed_points(len(x), k, seed)]
     origin = few.mean(0)
     centres = seeds(few - origin, k, seed)
     blocks = in_blocks(x, origin)
@@ -97,6 +128,8 @@ def kmeans(x: Float[Tensor, "n d"], k: int, seed: int) -> Float[np.ndarray, "m d
 
 def distinct(centres: Float[np.ndarray, "k d"]) -> Float[np.ndarray, "m d"]:
     """Without repetitions, in the order they came: sorting would hang on last digits."""
+    if len(np.unique(centres[:, 0])) == len(centres):  # soon known, and nearly always so
+        return centres
     _, first = np.unique(centres, axis=0, return_index=True)
     return centres[np.sort(first)]
 
@@ -108,23 +141,29 @@ def seeds(few: Float[Tensor, "n d"], k: int, seed: int) -> Float[Tensor, "k d"]:
     return lloyd(lambda at: tally_all(blocks, at), start, square(blocks), SEEDS_SETTLED * SETTLED)
 
 
-def in_blocks(x: Float[Tensor, "n d"], origin: Float[Tensor, " d"] | float = 0.0) -> list[Block]:
+def in_blocks(x: Points, origin: Float[Tensor, " d"] | None = None) -> list[Block]:
     """Points about an origin some at a time, each with what products take.
 
     In float32: half the time, and next to the same centres.
     """
-    some = x.split(len(x) if x.is_cuda else BLOCK)
-    return [(part, _ready(part)) for part in ((rows - origin).float() for rows in some)]
+    origin = torch.zeros_like(x[:1][0]) if origin is None else origin
+    n = max(len(x), 1)  # a partition without points has one block
+    size = n if origin.is_cuda else BLOCK
+    return [_block(x, slice(start, start + size), origin) for start in range(0, n, size)]
+
+
+def _block(x: Points, which: slice, origin: Float[Tensor, " d"]) -> Block:
+    made = x.about(which, origin) if isinstance(x, Inputs) else None
+    if made is not None:
+        return made
+    part = (x[which] - origin).float()
+    loop = None if part.is_cuda else compiled.centres()
+    return part, products.ready(part) if loop is None else loop.panels(part.numpy())
 
 
 def square(blocks: Sequence[Block]) -> float:
     """The sum of |x|^2 over all points."""
     return sum(float(part.square().sum()) for part, _ in blocks)
-
-
-def _ready(x: Float[Tensor, "n d"]) -> Tensor | np.ndarray:
-    loop = None if x.is_cuda else compiled.centres()
-    return products.ready(x) if loop is None else loop.panels(x.numpy())
 
 
 def tally_all(blocks: Sequence[Block], centres: Float[Tensor, "k d"]) -> "Tally":
