@@ -542,7 +542,7 @@ class Deadly(DaskCluster):
     killed = 0
 
     def _ask(self, calls):
-        moments = ("tally", "bound")
+        moments = ("tally", "sums")
         if self.killed < 2 and calls[0].method == moments[self.killed]:
             home = self._homes[self.size - 1]
             pid = self.client.run(os.getpid, workers=[home])[home]

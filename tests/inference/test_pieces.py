@@ -18,7 +18,7 @@ from synthetic import pri, small_cohort, some_inducing
 
 from gpmil.coupling import operator as coupling
 from gpmil.fast import compiled, lanes, memory
-from gpmil.inference import pieces, stores
+from gpmil.inference import laplace, pieces, stores
 from gpmil.inference import solvers as inference
 from gpmil.process.kernels import Kernel
 
@@ -121,6 +121,18 @@ def test_what_is_computed_anew_is_asked_for_all_that_it_can_tell(bags, monkeypat
     assert len(asked["recompute"]) <= 14 * len(problem.chunks)
     assert asked["memory"].count("bound") < asked["memory"].count("rise")
     assert len(asked["recompute"]) < len(asked["memory"])
+
+
+def test_intervals_compute_H_once_for_four_gradients(bags, monkeypatch):
+    problem, anew = problem_of(bags), problem_of(bags, "recompute")
+    found = inference.direct(problem, 60, 1e-10)
+    expected = laplace.laplace(problem, found.w, found.curvature)
+    made = []
+    plain = stores.Recomputed.chunk
+    monkeypatch.setattr(stores.Recomputed, "chunk", lambda p: made.append(p) or plain(p))
+    wide = laplace.laplace(anew, found.w, found.curvature)
+    assert len(made) == len(anew.chunks) * (1 + laplace.STEPS)  # the gradient at w, and averages
+    assert relative_error(wide.w, expected.w) < 1e-10
 
 
 @pytest.mark.parametrize("solver", ["direct", "newton"])

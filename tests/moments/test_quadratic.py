@@ -21,8 +21,10 @@ def test_quantiles_of_a_quadratic_form_against_draws(k, seed, bent, p):
     B = B + B.T
     found = quadratic_quantile(-1.3, b, B, p)
     draws = interval_twin.quadratic_draws(-1.3, b, B)
-    # error of the draws 0.001 at most, the rest is the saddlepoint's
-    assert (draws < found).mean() == pytest.approx(p, abs=0.004 + 0.08 * min(p, 1 - p))
+    # error of the draws 0.001 at most, the rest is the saddlepoint's: a fifth where two or three
+    # numbers are bent so much that the density is far from smooth
+    share = 0.2 if bent == 0.4 else 0.05
+    assert (draws < found).mean() == pytest.approx(p, abs=0.004 + share * min(p, 1 - p))
 
 
 def test_quantiles_of_a_quadratic_form_in_its_limits():

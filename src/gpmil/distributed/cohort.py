@@ -240,6 +240,10 @@ class RemotePiece:
         """sum_b log Z_b and its gradient."""
         return self._summed("rise", w.cpu(), c)
 
+    def four_slopes(self, w: Tensor, c: float) -> Any:
+        """The gradients of `rise` at four w, added up."""
+        return self._summed("four_slopes", w.cpu(), c)
+
     def fixed_point(self, w: Tensor, c: float) -> Any:
         """sum_b log Z_b, W'(E - c) and W'D H."""
         return self._summed("fixed_point", w.cpu(), c)
@@ -269,7 +273,7 @@ class RemotePiece:
         return tuple(_added(torch.add, term).to(self.device) for term in terms)
 
     def _summed(self, term: str, *args: Any, each: Sequence[Any] | None = None) -> tuple:
-        found = _added(_add_all, self.cluster.map(term, *args, each=each))
+        found = _added(_add_all, self.cluster.map("sums", *args, term, each=each))
         return tuple(x.to(self.device) if isinstance(x, Tensor) else x for x in found)
 
 

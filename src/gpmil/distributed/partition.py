@@ -299,34 +299,11 @@ class Partition:
     def _inputs(self, rows: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
         return self._map(features.take(self.rows, rows))
 
-    def pull(self, w: Float[Tensor, " M"], c: float) -> tuple:
-        """sum_b log Z_b and W'(E - c)."""
-        w = w.to(self.device)
-        return self._summed(lambda piece: piece.pull(w, c))
-
-    def rise(self, w: Float[Tensor, " M"], c: float) -> tuple:
-        """sum_b log Z_b and its gradient."""
-        w = w.to(self.device)
-        return self._summed(lambda piece: piece.rise(w, c))
-
-    def fixed_point(self, w: Float[Tensor, " M"], c: float) -> tuple:
-        """sum_b log Z_b, W'(E - c) and W'D H."""
-        w = w.to(self.device)
-        return self._summed(lambda piece: piece.fixed_point(w, c))
-
-    def bound(self, w: Float[Tensor, " M"], c: float) -> tuple:
-        """sum_b log Z_b, its gradient and minus its Hessian."""
-        w = w.to(self.device)
-        return self._summed(lambda piece: piece.bound(w, c))
-
-    def weigh(self, expectation: Float[Tensor, " n"], c: float) -> tuple:
-        """W'(E - c) for a given E[m] of the instances here."""
-        expectation = expectation.to(self.device)
-        return self._summed(lambda piece: piece.weigh(expectation, c))
-
-    def weigh_signs(self, c: float) -> tuple:
-        """W'(E - c) for E[m] = 1 in positive bags, -1 in negative ones."""
-        return self._summed(lambda piece: piece.weigh_signs(c))
+    def sums(self, *call: Any) -> tuple:
+        """What a method of `Piece` gives, summed here: its arguments, and last its name."""
+        *given, term = call
+        args = [x.to(self.device) if isinstance(x, Tensor) else x for x in given]
+        return self._summed(lambda piece: getattr(piece, term)(*args))
 
     def _summed(self, terms: Callable[[Piece], tuple]) -> tuple:
         assert self._problem is not None

@@ -20,12 +20,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpmil.inference.pieces import four_slopes
 from gpmil.inference.solvers import Problem, collapsed_bound, rise, sampled, summed
 from gpmil.inference.steps import few_columns_here, mended
 from gpmil.process.sparse_gp import Posterior
 
-POINTS = 4  # x that an average is taken over, as many gradients: `four_slopes`
+POINTS = 4  # x that an average is taken over, as many gradients: `Piece.four_slopes`
 STEPS = 3  # averages
 FARTHEST = 3**0.5  # deviations between the mode of one hump and its mean
 PIECES = 4  # of a large cohort: so many, or up to twice as many, stand for all
@@ -77,7 +76,7 @@ def mean(problem: Problem, q: Posterior) -> Float[Tensor, " M"]:
 
 def mean_slope(problem: Problem, w: Float[Tensor, "4 M"]) -> Float[Tensor, " M"]:
     """The mean of the gradients of L at four w."""
-    (found,) = summed(problem, lambda piece: (four_slopes(piece, w, problem.c),))
+    (found,) = summed(problem, lambda piece: piece.four_slopes(w, problem.c))
     return found / len(w) - problem.share * w.mean(0)
 
 

@@ -53,6 +53,9 @@ class Piece(Protocol):
     def rise(self, w: Tensor, c: float) -> tuple[float, Tensor]:
         """sum_b log Z_b and its gradient."""
 
+    def four_slopes(self, w: Tensor, c: float) -> tuple[Tensor]:
+        """The gradients of `rise` at four w, added up."""
+
     def bound(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
         """sum_b log Z_b, its gradient and minus its Hessian."""
 
@@ -156,6 +159,11 @@ class Chunk:
             found = float(log_z), self.against(gamma)
         return found[0], found[1].to(w.device)
 
+    def four_slopes(self, w: Float[Tensor, "4 M"], c: float) -> tuple[Float[Tensor, " M"]]:
+        """The gradients of `rise` at four w, added up; compiled with one look at H."""
+        found = None if self.loop is None else self.loop.four_slopes(w, c)
+        return (total(self.rise(one, c)[1] for one in w) if found is None else found,)
+
     def bound(
         self, w: Float[Tensor, " M"], c: float
     ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, "M M"]]:
@@ -174,16 +182,56 @@ class Chunk:
         return self.likelihood.turn(self.H, state[:, self.group.rows], at, c)
 
 
+class Deferred:
+    """A piece whose chunk is made for the pass and let go."""
+
+    likelihood: Likelihood
+    anew = False
+
+    def chunk(self) -> Chunk:
+        """The chunk, H and all."""
+        raise NotImplementedError
+
+    def pull(self, w: Tensor, c: float) -> tuple[float | Tensor, Tensor]:
+        """As `Chunk.pull`."""
+        return self.chunk().pull(w, c)
+
+    def fixed_point(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
+        """As `Chunk.fixed_point`."""
+        return self.chunk().fixed_point(w, c)
+
+    def rise(self, w: Tensor, c: float) -> tuple[float, Tensor]:
+        """As `Chunk.rise`."""
+        return self.chunk().rise(w, c)
+
+    def four_slopes(self, w: Tensor, c: float) -> tuple[Tensor]:
+        """As `Chunk.four_slopes`, of one chunk that is made."""
+        return self.chunk().four_slopes(w, c)
+
+    def bound(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
+        """As `Chunk.bound`."""
+        return self.chunk().bound(w, c)
+
+    def weigh(self, expectation: Tensor, c: float) -> tuple[Tensor]:
+        """As `Chunk.weigh`."""
+        return self.chunk().weigh(expectation, c)
+
+    def weigh_signs(self, c: float) -> tuple[Tensor]:
+        """As `Chunk.weigh_signs`."""
+        return self.chunk().weigh_signs(c)
+
+    def gamma(self, w: Tensor, c: float) -> Tensor:
+        """As `Chunk.gamma`."""
+        return self.chunk().gamma(w, c)
+
+    def turn(self, state: Tensor, at: Process | None, c: float) -> tuple[Tensor, Tensor, Tensor]:
+        """As `Chunk.turn`."""
+        return self.chunk().turn(state, at, c)
+
+
 def total(pieces: Iterable[Tensor]) -> Tensor:
     """The sum of some tensors, in order."""
     return functools.reduce(torch.add, pieces)
-
-
-def four_slopes(piece: Piece, w: Float[Tensor, "4 M"], c: float) -> Float[Tensor, " M"]:
-    """The gradients of `rise` at four w, added up; of a chunk with one look at H."""
-    loop = piece.loop if isinstance(piece, Chunk) else None
-    found = None if loop is None else loop.four_slopes(w, c)
-    return total(piece.rise(one, c)[1] for one in w) if found is None else found
 
 
 def bend(piece: Piece, w: Float[Tensor, " M"], c: float) -> Float[Tensor, "M M"]:

@@ -26,9 +26,8 @@ from gpmil.coupling import operator as coupling
 from gpmil.fast import compiled, products
 from gpmil.fast.lanes import in_lanes
 from gpmil.fast.memory import free_memory, in_lines
-from gpmil.inference.pieces import Chunk, Piece
+from gpmil.inference.pieces import Chunk, Deferred, Piece
 from gpmil.moments.likelihood import Family, Group, Likelihood, downdate
-from gpmil.moments.logistic import Process
 from gpmil.process.novelty import Watched
 from gpmil.process.sparse_gp import SparseGP
 
@@ -373,51 +372,8 @@ _KEEPERS: dict[str, type[_Keeper]] = {
 }
 
 
-class _Deferred:
-    """A piece whose chunk is made for the pass and let go."""
-
-    likelihood: Likelihood
-    anew = False
-
-    def chunk(self) -> Chunk:
-        """The chunk, H and all."""
-        raise NotImplementedError
-
-    def pull(self, w: Tensor, c: float) -> tuple[float | Tensor, Tensor]:
-        """As `Chunk.pull`."""
-        return self.chunk().pull(w, c)
-
-    def fixed_point(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
-        """As `Chunk.fixed_point`."""
-        return self.chunk().fixed_point(w, c)
-
-    def rise(self, w: Tensor, c: float) -> tuple[float, Tensor]:
-        """As `Chunk.rise`."""
-        return self.chunk().rise(w, c)
-
-    def bound(self, w: Tensor, c: float) -> tuple[float, Tensor, Tensor]:
-        """As `Chunk.bound`."""
-        return self.chunk().bound(w, c)
-
-    def weigh(self, expectation: Tensor, c: float) -> tuple[Tensor]:
-        """As `Chunk.weigh`."""
-        return self.chunk().weigh(expectation, c)
-
-    def weigh_signs(self, c: float) -> tuple[Tensor]:
-        """As `Chunk.weigh_signs`."""
-        return self.chunk().weigh_signs(c)
-
-    def gamma(self, w: Tensor, c: float) -> Tensor:
-        """As `Chunk.gamma`."""
-        return self.chunk().gamma(w, c)
-
-    def turn(self, state: Tensor, at: Process | None, c: float) -> tuple[Tensor, Tensor, Tensor]:
-        """As `Chunk.turn`."""
-        return self.chunk().turn(state, at, c)
-
-
 @dataclass(frozen=True)
-class Spilled(_Deferred):
+class Spilled(Deferred):
     """A piece whose H lies in a file."""
 
     likelihood: Likelihood
@@ -429,7 +385,7 @@ class Spilled(_Deferred):
 
 
 @dataclass(frozen=True)
-class Recomputed(_Deferred):
+class Recomputed(Deferred):
     """A piece whose H is computed for every pass."""
 
     likelihood: Likelihood

@@ -47,7 +47,7 @@ def kmeans_by_class(
     centres = []
     for name, rows in classes.items():
         chosen = sample(len(rows), wanted[name], seed)
-        x = Inputs(features, rows[chosen], feature_map.on(device))
+        x = Inputs(*held(features, rows[chosen]), feature_map.on(device))
         centres.append(kmeans(x, wanted[name], seed))
     return feature_map.inverse(np.concatenate(centres))
 
@@ -72,6 +72,13 @@ def sample(n: int, k: int, seed: int) -> Int[np.ndarray, " m"]:
     if n <= most:
         return np.arange(n)
     return np.sort(np.random.default_rng(seed).choice(n, most, replace=False))
+
+
+def held(features: Rows, rows: Int[np.ndarray, " m"]) -> tuple[Rows, Int[np.ndarray, " m"]]:
+    """Features in memory where they are; of a file these rows alone, which is read once."""
+    if not isinstance(features, np.memmap):
+        return features, rows
+    return np.array(take(features, torch.from_numpy(rows))), np.arange(len(rows))
 
 
 @dataclass(frozen=True)
