@@ -47,7 +47,7 @@ def cohort(graphs):
 GRAPHS = [
     grid(3, 4),
     grid(1, 1),
-    grid(20, 30),
+    grid(20, 35),
     random_graph(7, 0.4, 1),
     sp.csr_array((5, 5)),
     grid(1, 2),

@@ -318,8 +318,9 @@ def test_the_trace_from_some_columns(strength, limit, monkeypatch):
 def test_when_columns_are_left_out(caplog):
     assert stores.trace_columns(np.array([100, 200])) == 1
     with caplog.at_level(logging.INFO, logger="gpmil"):
-        assert stores.trace_columns(np.full(100, 2000)) == 20
-    assert "estimated from one instance in 20" in caplog.text
+        assert stores.trace_columns(np.full(1000, 600)) == 18
+        assert stores.trace_columns(np.full(100, 2000)) == 100  # a pair costs five times as much
+    assert "estimated from one instance in 100" in caplog.text
 
 
 # --- Lanes ----------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ __all__ = [
     "tridiagonal",
 ]
 
-DENSE_LIMIT = 384  # patches per bag: above it a banded solve is cheaper than a dense inverse
+DENSE_LIMIT = 640  # patches per bag: above it a banded solve is cheaper than a dense inverse
 DENSE_WITHOUT_BAND = 4096  # and above this SuperLU where there is no narrow band
 GPU_DENSE_LIMIT = 2048  # and on a GPU, where many small steps cost more than much arithmetic
 BATCH_ELEMENTS = 2**18  # entries of one padded batch of Sigma on a CPU: some caches full

@@ -35,6 +35,7 @@ logger = logging.getLogger("gpmil")
 CHUNK_ROWS = 16384  # rows of H at a time: its vectors are long enough, and H is still in a cache
 GPU_CHUNK_ROWS = 2**21  # and on a GPU, which wants more to do at a time
 TRACE_PAIRS = 20_000_000  # pairs of instances whose kernel is evaluated for the bound's constant
+OF_LARGE = 5  # times as much for a pair in a large bag, where columns of Sigma are formed for it
 STORES = ("auto", "memory", "disk", "recompute")
 ROOM = 0.7  # of the free memory that H may take
 
@@ -202,7 +203,8 @@ def trace_columns(sizes: Int[np.ndarray, " b"]) -> int:
 
     The trace enters a constant of the bound alone, and would cost more than all the rest.
     """
-    pairs = float((sizes.astype(float) ** 2).sum())
+    cost = np.where(sizes > coupling.DENSE_LIMIT, OF_LARGE, 1.0)
+    pairs = float(cost @ sizes.astype(float) ** 2)
     every = max(1, round(pairs / TRACE_PAIRS))
     if every > 1:
         logger.info("the constant of the bound is estimated from one instance in %d", every)
