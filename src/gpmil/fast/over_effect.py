@@ -193,7 +193,10 @@ def _pairs(C, free, B, third):
     """Rings of two and c3 in every row; how B and `free`, its limit, make rings of two."""
     k, n = B.shape
     both, square, cube = np.empty((k + 1, n)), np.empty((n, n)), np.empty((n, n))
-    both[:k], both[k] = B, free
+    for j in range(k + 1):
+        row = free if j == k else B[j]
+        for i in range(n):
+            both[j, i] = row[i]
     for i in range(n):
         row, second, cubic = C[i], square[i], cube[i]
         for j in range(n):

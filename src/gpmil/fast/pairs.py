@@ -51,8 +51,9 @@ def rbf_times(x, z, scale, variance, right, triangle, out):
     about, m, zero = _mean(z), out.shape[1], np.int64(0)
     columns, half_z = _columns(z, about, scale)
     right = filled_up(right, m + -m % ROWS)
-    some, half = in_lines(TOGETHER, x.shape[1], x), np.empty(TOGETHER)
-    K, room = in_lines(TOGETHER, columns.shape[1], x), in_lines(TOGETHER, right.shape[1], x)
+    many = np.int64(TOGETHER)
+    some, half = in_lines(many, x.shape[1], x), np.empty(many)
+    K, room = in_lines(many, columns.shape[1], x), in_lines(many, right.shape[1], x)
     for start in range(0, len(x), TOGETHER):
         rows = min(TOGETHER, len(x) - start)
         for i in range(rows):
@@ -90,7 +91,7 @@ def rbf_against(x, scale, sizes, weights):
     for b in range(len(sizes)):
         rows, own = x[begin : begin + sizes[b]], weights[b]
         columns, half = _columns(rows, _mean(rows), scale)
-        out = in_lines(ROWS, columns.shape[1], x)
+        out = in_lines(np.int64(ROWS), columns.shape[1], x)
         for i in range(0, len(rows), ROWS):
             low = _first(own, i, min(i + ROWS, len(rows)))
             low -= low % ROWS
@@ -112,7 +113,8 @@ def rbf_less(x, scale, variance, rows, sizes, out):
         own = x[begin : begin + n]
         columns, half = _columns(own, _mean(own), scale)
         others = turned(rows[begin : begin + n])[1:]
-        K, lost = in_lines(ROWS, columns.shape[1], x), in_lines(ROWS, columns.shape[1], x)
+        many = np.int64(ROWS)
+        K, lost = in_lines(many, columns.shape[1], x), in_lines(many, columns.shape[1], x)
         for i in range(0, n, ROWS):
             _products(columns, i, zero, K)
             _products(others, i, zero, lost)

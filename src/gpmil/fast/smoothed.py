@@ -23,8 +23,10 @@ def smooth(low, at, L, size, W, first, H, gram):
     P = L L' as envelope.py has it, and the rows of W one bag after the other.
     """
     m, row, lower = W.shape[1], np.int64(0), len(size) == 0  # no constants: see tails.py
-    padded = m + -m % ROWS
-    room, sums = unfilled(size.max(), padded, W), in_lines(padded, padded, W)
+    padded, largest = m + -m % ROWS, np.int64(0)
+    for b in range(len(size)):
+        largest = max(largest, size[b])
+    room, sums = unfilled(largest, padded, W), in_lines(padded, padded, W)
     for b in range(len(size)):
         n = size[b]
         V, out = room[:n], H[first[b] : first[b] + n]

@@ -215,7 +215,7 @@ def times(A, B, out, triangle):
     n, m = A.shape[0], B.shape[1]
     width = VECTOR // A.itemsize
     padded = m + -m % width
-    B, room = filled_up(B, padded), in_lines(0 if padded == m else TOGETHER, padded, out)
+    B, room = filled_up(B, padded), in_lines(np.int64(0 if padded == m else TOGETHER), padded, out)
     for start in range(0, n, TOGETHER):
         into(A, start, B, out, start, min(TOGETHER, n - start), triangle, room)
 
@@ -268,8 +268,8 @@ def weighted_gram(X, weights, total):
     """total += X'diag(weights) X, multiplied in the dtype of X."""
     m = X.shape[1]
     padded = m + -m % (VECTOR // X.itemsize)
-    sums = in_lines(padded, padded, X)
-    plain, scaled = in_lines(TOGETHER, padded, X), in_lines(TOGETHER, padded, X)
+    sums, together = in_lines(padded, padded, X), np.int64(TOGETHER)
+    plain, scaled = in_lines(together, padded, X), in_lines(together, padded, X)
     many = FLOAT32_ROWS if X.itemsize == 4 else len(X)
     for first in range(0, len(X), max(many, 1)):
         last = min(first + many, len(X))
@@ -361,9 +361,9 @@ def _finish(Z, minus, start, corner, own):
     (height, wide), width, one, fresh = Z.shape, len(own), np.int64(1), len(Z) >= 0
     _factor(Z, start, corner)
     _inverse(corner, own)
-    here, rows = start * wide + start, height - start
+    here, rows, zero = start * wide + start, height - start, np.int64(0)
     # a tile reads all of its rows before it writes them
-    tiles(Z, here, wide, one, own, 0, width, Z, here, wide, width, fresh, rows, one)
+    tiles(Z, here, wide, one, own, zero, width, Z, here, wide, width, fresh, rows, one)
     for i in range(start + width, wide):
         for k in range(start, start + width):
             minus[k, i] = -Z[i, k]

@@ -3,8 +3,7 @@
 ep.py works on batches of padded bags in torch, for GPUs and wherever sites, means and covariances
 are wanted as well. Large bags gain nothing from batches on a CPU: here a bag is taken through all
 of its iterations while its matrices are in the cache, without padding, and with the vector
-arithmetic compiled (fast/sites.py). The first iterations, whose sites will change anyway, factor
-in float32. What a bag gets does not depend on others to the last bit.
+arithmetic compiled (fast/sites.py). What a bag gets does not depend on others to the last bit.
 """
 
 from typing import Any, NamedTuple
@@ -17,9 +16,6 @@ from torch import Tensor
 from gpmil.fast import compiled
 from gpmil.moments.ep import DEEP, EP, EPS, FIRST_SHARE, SHARE_OF_C3
 from gpmil.moments.sites import DEPTH, MAX_ITER, WEAK
-
-ROUGH = 10.0  # times the tolerance: sites further away than this are refined in float32
-NOISE = 1e-4  # relative changes of the sites below which float32 might go on for ever
 
 
 class LogP(NamedTuple):
@@ -60,21 +56,16 @@ def _iterate(bag: "Bag", tol: float, max_iter: int) -> LogP | None:
     """To the fixed point of the sites; None where they leave the range of the compiled steps.
 
     A loop of its own, the twin of `sites.fixed_point`: cavities, new sites and the test for
-    convergence are one compiled call, precision changes on the way, and a bag may give up.
+    convergence are one compiled call, and a bag may give up.
     """
-    if not bag.in_range:
-        return None
     anderson = Anderson(bag.unit, bag.kernel)
-    rough = True
     for i in range(1, max_iter + 1):
-        change, size = bag.step(rough)
+        change, size = bag.step()
         if not bag.in_range:
             return None
         done = change <= tol * size
-        if not rough and (done or i == max_iter):
+        if done or i == max_iter:
             return bag.finish(i, done)
-        # a step leaves about a tenth
-        rough = rough and change > max(ROUGH * tol, NOISE) * size and i < max_iter - 1
         bag.x = anderson.step(bag.x, bag.f)
     return None
 
@@ -83,25 +74,24 @@ class Bag:
     """One bag with its sites x = (tau, nu), their change f, and the Gaussian that they make."""
 
     def __init__(self, mu: Tensor, cov: Tensor, kernel: Any) -> None:
-        self.kernel, self.mu, self.cov = kernel, mu.numpy(), cov.numpy()
+        # one layout of matrices: every other one would be compiled once more
+        self.kernel, self.mu, self.cov = kernel, mu.numpy(), np.ascontiguousarray(cov.numpy())
         self.prior = self.cov.diagonal().copy()
         self.unit = np.concatenate([self.prior, np.sqrt(self.prior)])
         n = len(mu)
         self.x, largest = kernel.first(self.mu, self.prior, FIRST_SHARE)
         self.in_range = bool(largest < kernel.FURTHEST)
         self.f, self.gauss = np.empty(2 * n), np.empty((3, n))
-        rough = self.cov.astype(np.float32)
-        self.rough = rough, *kernel.room(n, rough)
-        self.fine = self.cov, *kernel.room(n, self.cov)
+        self.room = kernel.room(n, self.cov)
 
-    def step(self, rough: bool) -> tuple[float, float]:
+    def step(self) -> tuple[float, float]:
         """One evaluation of the sites; how far they move, and how large they are."""
-        self.in_range = bool((self.x[: len(self.mu)] * self.prior).max() <= DEEP)
+        low = (self.x[: len(self.mu)] * self.prior).max() <= DEEP
+        self.in_range = bool(self.in_range and low)
         if not self.in_range:
             return 0.0, 0.0
-        cov, *room = self.rough if rough else self.fine
         change, size, largest = self.kernel.step(
-            cov, self.mu, self.prior, self.x, self.gauss, self.f, *room
+            self.cov, self.mu, self.prior, self.x, self.gauss, self.f, *self.room
         )
         self.in_range = bool(largest < self.kernel.FURTHEST) and np.isfinite(change)
         return change, size
@@ -120,7 +110,7 @@ class Bag:
     def finish(self, n_iter: int, converged: bool) -> LogP:
         """log P, its corrections and its error, as `ep._finish` has them."""
         n = len(self.mu)
-        Z = self.fine[1]
+        Z, _ = self.room
         first = Z.shape[1]
         half, white = Z[first : first + n], Z[first + n]
         self.V = self.cov - half @ half.T
