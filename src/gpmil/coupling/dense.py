@@ -216,9 +216,10 @@ class Factor(NamedTuple):
 
     def inverted(self, b: int, p: int) -> tuple[Float[Tensor, "b p p"], Float[Tensor, " b"]]:
         """Sigma padded to p places, and log|Sigma|."""
-        sigma = np.zeros((b, p, p))
-        logdet = _loops().invert(*self, sigma)
-        return torch.from_numpy(sigma), torch.from_numpy(logdet)
+        # where torch has it: MKL multiplies what begins between two lines to other last digits
+        sigma = torch.zeros(b, p, p, dtype=torch.float64)
+        logdet = _loops().invert(*self, sigma.numpy())
+        return sigma, torch.from_numpy(logdet)
 
     def congruence(self, S: Float[Tensor, "b p p"]) -> None:
         """Sigma S Sigma in place."""
@@ -226,9 +227,9 @@ class Factor(NamedTuple):
 
     def smooth(self, x: Float[Tensor, "n k"]) -> Halved:
         """L^-1 x and Sigma x."""
-        V, H = x.numpy().copy(), np.empty(x.shape)
-        _loops().smooth(*self, V, H)
-        return torch.from_numpy(V), torch.from_numpy(H)
+        V, H = x.clone(), torch.empty_like(x)
+        _loops().smooth(*self, V.numpy(), H.numpy())
+        return V, H
 
 
 @functools.cache

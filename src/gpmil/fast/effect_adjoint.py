@@ -55,7 +55,10 @@ def _products(bag, k, bars):
     return pulled, mean, low, bent
 
 
-@njit(fastmath=FUSED, **INNER)
+# Inlined: of two products in a sum LLVM fuses one, and a copy of a function that its caller is
+# compiled with may have the other. The process that compiles takes the first, all later ones the
+# copy: the first fit of all would have other last digits.
+@njit(fastmath=FUSED, forceinline=True, **INNER)
 @no_type_check
 def _hand_back(bag, k, bars, weights, out):
     """What one node adds to the adjoints of t, and to those of sigma but for -1 / sigma."""

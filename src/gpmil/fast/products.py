@@ -27,7 +27,9 @@ def matmul(
     """A B; `triangle`: 1 where B is zero below its diagonal, -1 above, 0 where nowhere."""
     if _plain(A) or B.requires_grad:
         return A @ B
-    return torch.from_numpy(times(A.numpy(), B.numpy(), triangle=triangle))
+    out = A.new_empty(len(A), B.shape[1])  # torch's memory, aligned: see Factor.inverted
+    times(A.numpy(), B.numpy(), out.numpy(), triangle)
+    return out
 
 
 def times(

@@ -53,7 +53,7 @@ def at_least_one(J: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
 def signs(n: int) -> Float[Tensor, "n k"]:
     """+1 and -1, the same in every run; in every row they add up to zero, as x and -x do."""
     row = np.resize([1.0, -1.0], POINTS)
-    return torch.from_numpy(np.random.default_rng(0).permuted(np.tile(row, (n, 1)), axis=1))
+    return torch.tensor(np.random.default_rng(0).permuted(np.tile(row, (n, 1)), axis=1))
 
 
 def mean(problem: Problem, q: Posterior) -> Float[Tensor, " M"]:

@@ -54,7 +54,7 @@ def _solution(J: Float[Tensor, "M M"], gradient: Float[Tensor, " M"]) -> Tensor 
     """J^-1 gradient; None where J is not positive definite."""
     if not J.is_cuda:
         x = triangles.solution(J.detach().numpy(), gradient.detach().numpy())
-        return None if x is None else torch.from_numpy(x)
+        return None if x is None else torch.tensor(x)  # in torch's memory
     factor, failed = torch.linalg.cholesky_ex(J)
     return None if failed else torch.cholesky_solve(gradient[:, None], factor)[:, 0]
 
