@@ -225,6 +225,20 @@ def test_few_patches_go_the_plain_way(calls):
     assert not calls
 
 
+def test_loops_that_ask_for_them_take_the_widest_vectors():
+    """In words that LLVM understands: it asks no processor here."""
+    numba = pytest.importorskip("numba")
+
+    @numba.njit
+    def hazards(z):
+        tails.widest()
+        for i in range(len(z)):
+            z[i] = tails.tail(z[i])[1]
+
+    hazards(np.zeros(64))
+    assert '"prefer-vector-width"="512"' in hazards.inspect_llvm(hazards.signatures[0])
+
+
 def test_without_numba_torch_does_it(calls, monkeypatch):
     monkeypatch.setattr(compiled, "WORTH_PATCHES", 0)
     monkeypatch.setattr(compiled, "kernels", lambda: None)

@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.passes import DOUBTFUL
-from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, LARGEST, ROOT_HALF, below, tail
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, LARGEST, ROOT_HALF, below, tail, widest
 
 TOGETHER = 128  # numbers multiplied before a logarithm is taken of them: .0078^128 = 1e-270
 ROOT_2 = 1 / ROOT_HALF
@@ -100,6 +100,7 @@ def at_once(n):
 @no_type_check
 def tails_at(bag, first, step, count):
     """z, h and 1 - Phi of all patches at s = (first + k) step, k < count."""
+    widest()
     room, n = bag
     mu, inverse, side, _, _ = five(room, n)
     # from zero on, over slices: LLVM sees that they do not overlap, and takes several at a time

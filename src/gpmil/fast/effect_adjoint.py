@@ -33,7 +33,7 @@ from gpmil.fast.effect import (
     tails_at,
     value,
 )
-from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, widest
 
 SERIES = 20.0  # t above which d2 h / dt2 cancels and its series in 1/t takes over
 
@@ -62,6 +62,7 @@ def _products(bag, k, bars):
 @no_type_check
 def _hand_back(bag, k, bars, weights, out):
     """What one node adds to the adjoints of t, and to those of sigma but for -1 / sigma."""
+    widest()
     room, n = bag
     _, inverse, _, _, _ = five(room, n)
     z, h = row(room, n, Z + k), row(room, n, H + k)

@@ -28,6 +28,24 @@ ANY_ORDER = {"contract", "reassoc", "nsz"}  # and sums in any order, which vecto
 DOOR = {"error_model": "numpy", "no_cfunc_wrapper": True, "nogil": True, "cache": True}
 INNER = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
 
+
+@intrinsic
+@no_type_check
+def widest(_context):
+    """Loops of the function that begins with this take the widest vectors of the processor.
+
+    Of Intel's processors LLVM takes half of them by itself, for the sake of their clock: loops with
+    many products per number then take two thirds more time.
+    """
+
+    def codegen(context, builder, _signature, _args):
+        # llvmlite has names of attributes alone, this one has a value
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
 # --- erfcx as a quotient of polynomials, exp as one -------------------------------------------
 # erfcx(z) = P(z) / Q(z), lowest power first: the best for the relative error on 0 <= z <= LARGEST,
 # by reweighted least squares with sixty digits. No coefficient is below zero, so nothing cancels.
