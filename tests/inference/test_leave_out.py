@@ -177,6 +177,25 @@ def test_the_covariance_equals_the_one_with_the_bag_taken_out_of_r(bags, Z, numb
         assert relative_error(found[b], twin.covariance_without(b)) < 1e-9
 
 
+@pytest.mark.parametrize("tau", [0.0, 1.3])
+def test_tiles_find_what_torch_does(tau, monkeypatch):
+    bags = standard_cohort(seed=11, n_bags=14, sizes=(1, 37))
+    Z = some_inducing(bags, 19)
+    model = model_of(Z, SETTINGS[1], slide_effect=tau).fit(bags)
+    problem = problem_of(model, bags)[1]
+    at, _ = inference.without_each_bag(problem, torch.tensor(model.whitened_mean_), True)
+
+    def found(what):
+        return each(padded_bags(model, bags), lambda bag: what(bag, at))
+
+    looks = leave_out.covariance, leave_out.mean_direct
+    quick = [found(look) for look in looks]
+    monkeypatch.setattr(leave_out.compiled, "less_bag", lambda: None)
+    for look, one in zip(looks, quick):
+        plain = found(look)
+        assert all(relative_error(one[b], plain[b]) < 1e-10 for b in range(len(bags)))
+
+
 @pytest.mark.parametrize("solver", ["direct", "newton"])
 @pytest.mark.parametrize("numbers", SETTINGS)
 def test_from_a_fit_to_the_scores(bags, Z, numbers, solver):

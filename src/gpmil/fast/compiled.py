@@ -186,6 +186,11 @@ def less_rows() -> Any:
     return None if kernels() is None else kernels().less_rows
 
 
+def less_bag() -> Any:
+    """The module with covariances of bags left out; None as above, or where tiles are no gain."""
+    return None if products.tiled() is None or kernels() is None else kernels().less_bag
+
+
 def over_effect() -> Any:
     """The module with the sum of orthant probabilities over a slide effect; None as above."""
     return None if kernels() is None else kernels().over_effect
@@ -253,6 +258,7 @@ def kernels() -> Any:
             effect,
             effect_adjoint,
             effect_pass,
+            less_bag,
             less_rows,
             over_effect,
             pairs,
@@ -272,6 +278,7 @@ def kernels() -> Any:
         effect=effect,
         effect_adjoint=effect_adjoint,
         effect_pass=effect_pass,
+        less_bag=less_bag,
         less_rows=less_rows,
         over_effect=over_effect,
         pairs=pairs,

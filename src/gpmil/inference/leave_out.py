@@ -17,13 +17,15 @@ With a slide effect K and the covariance of m_b given f have tau^2 11' more. The
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpmil.coupling.operator import Dense
+from gpmil.fast import compiled, products
 from gpmil.moments import orthant, smooth_orthant, taught
 from gpmil.moments.coupled import cut_slope
 from gpmil.moments.independent import IndependentPatches
@@ -151,7 +153,7 @@ def mean_direct(bag: Bag, at: Optimum) -> Float[Tensor, "b p"]:
 
 def taken_out(bag: Bag, at: Optimum, bent: Curvature) -> Float[Tensor, "b p"]:
     """What mu_b loses with bag b, by one Newton step."""
-    G = bag.H @ at.J_inverse @ bag.H.mT
+    G = forms(bag, at.J_inverse)
     # mu_-b = mu - H (J - H'A H)^-1 H'gamma = mu - (I - G A)^-1 G gamma
     plain = (G @ bent.gamma[..., None])[..., 0]
     return shortened(solve(_eye(G) - bent.times(G), plain), plain)
@@ -195,17 +197,64 @@ def mean_fixed_point(bag: Bag, at: Optimum, coupled: bool) -> Float[Tensor, "b p
 
 def covariance(bag: Bag, at: Optimum) -> Float[Tensor, "b p p"]:
     """S_-b, the covariance of m_b under q(u) without bag b."""
-    G = bag.H @ at.R_inverse @ bag.H.mT
     # H (R - H'S^-1 H)^-1 H' = G + G (S - G)^-1 G,  S = Sigma + tau^2 11'
+    found = _covariance_by_tiles(bag, at.R_inverse)
+    if found is not None:
+        return found
+    G = bag.H @ at.R_inverse @ bag.H.mT
     root = torch.linalg.solve_triangular(torch.linalg.cholesky(bag.given_f - G), G, upper=False)
     return covariance_from(bag, torch.baddbmm(G, root.mT, root))
 
 
 def covariance_from(bag: Bag, back: Float[Tensor, "b p p"]) -> Float[Tensor, "b p p"]:
     """S = Sigma + Sigma (K - W W') Sigma + `back`, which is H R^-1 H' of the fit in question."""
-    K = bag.K if _alone(bag.sigma) else bag.sigma @ bag.K @ bag.sigma
-    S = torch.baddbmm(bag.sigma + K + back, bag.H, bag.H.mT, alpha=-1)
+    S = torch.baddbmm(_unexplained(bag) + back, bag.H, bag.H.mT, alpha=-1)
     return (S + S.mT) / 2
+
+
+def _unexplained(bag: Bag) -> Float[Tensor, "b p p"]:
+    """Sigma + Sigma K Sigma."""
+    return bag.sigma + (bag.K if _alone(bag.sigma) else bag.sigma @ bag.K @ bag.sigma)
+
+
+# --- By tiles, where they are compiled ------------------------------------------------------------
+
+
+def forms(bag: Bag, Q: Float[Tensor, "M M"]) -> Float[Tensor, "b p p"]:
+    """H Q H' of every bag, Q symmetric."""
+    ready = _tiles(bag, Q)
+    if ready is None:
+        return bag.H @ Q @ bag.H.mT
+    loops, halves = ready
+    out = torch.zeros_like(bag.sigma)
+    for X, G in zip(halves, out.numpy(), strict=True):
+        loops.outer(X, G)
+    return out
+
+
+def _covariance_by_tiles(bag: Bag, R_inverse: Float[Tensor, "M M"]) -> Tensor | None:
+    """As `covariance`; None where it is left to torch."""
+    ready = _tiles(bag, R_inverse)
+    if ready is None:
+        return None
+    loops, halves = ready
+    S = _unexplained(bag)
+    S = (S + S.mT) / 2
+    for X, given_f, H, out in zip(halves, bag.given_f.numpy(), bag.H.numpy(), S.numpy()):
+        loops.covariance(X, given_f, H[: len(X)], out)
+    return S if bool(torch.isfinite(S).all()) else None  # torch says what is wrong
+
+
+def _tiles(bag: Bag, Q: Float[Tensor, "M M"]) -> tuple[Any, list[np.ndarray]] | None:
+    """The loops, and X with X X' = H Q H' of every bag without its padding; None on a GPU."""
+    loops = None if bag.H.is_cuda or bag.H.requires_grad else compiled.less_bag()
+    if loops is None:
+        return None
+    root, failed = torch.linalg.cholesky_ex(Q)
+    if failed:
+        return None
+    X = products.matmul(bag.H.flatten(0, 1), root, triangle=-1).view_as(bag.H).numpy()
+    return loops, [rows[:n] for rows, n in zip(X, bag.mask.sum(-1).tolist(), strict=True)]
 
 
 Mean = Callable[[Bag, Optimum], Float[Tensor, "b p"]]  # mu_b of every bag without it
