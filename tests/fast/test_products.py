@@ -40,6 +40,11 @@ def test_products_are_the_plain_ones(n, M, dtype, tolerance):
     torch.testing.assert_close(
         products.gram(H).double(), plain, rtol=tolerance, atol=tolerance * max(n, 1)
     )
+    other = draw(n, M, dtype)[0].roll(1, 1)
+    half = products.half_gram(H, other).double()
+    plain = (H.double().mT @ other.double()).tril()
+    torch.testing.assert_close(half.tril(), plain, rtol=tolerance, atol=tolerance * max(n, 1))
+    assert torch.equal(half, half.mT)
 
 
 @pytest.mark.usefixtures("tiles")

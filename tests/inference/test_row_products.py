@@ -22,6 +22,10 @@ def plain_with_bags(H, Q, g, offsets):
 
 
 CASES = {
+    "triangular": (
+        lambda H, Q, g: row_products.triangular(H, Q.triu()).sum(1),
+        lambda H, Q, g: (H @ Q.triu()).sum(1),
+    ),
     "squares": (lambda H, Q, g: row_products.squares(H), lambda H, Q, g: H.square().sum(1)),
     "forms": (lambda H, Q, g: row_products.forms(H, Q), lambda H, Q, g: ((H @ Q) * H).sum(1)),
     "with_bags": (

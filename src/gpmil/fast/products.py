@@ -66,10 +66,20 @@ def gram(X: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:
     """X'X."""
     if _plain(X):
         return X.mT @ X
-    rows, loops = X.numpy(), tiled()
+    if tiled() is not None:
+        return half_gram(X, X)
+    rows = X.numpy()
+    return torch.from_numpy(rows.T @ rows)
+
+
+def half_gram(X: Float[Tensor, "n M"], Y: Float[Tensor, "n M"]) -> Float[Tensor, "M M"]:
+    """X'Y on and below its diagonal, and above as below: all of it where it is symmetric."""
+    loops = None if _plain(X) or _plain(Y) else tiled()
     if loops is None:
-        return torch.from_numpy(rows.T @ rows)
-    return torch.from_numpy(_by_tiles(rows, np.ones(len(rows), rows.dtype), loops)).to(X.dtype)
+        found = X.mT @ Y
+        return found.tril() + found.tril(-1).mT
+    x, y = (a.contiguous().numpy() for a in (X, Y))
+    return torch.from_numpy(_by_tiles(x, y, np.ones(len(x), x.dtype), loops)).to(X.dtype)
 
 
 def weighted_gram(
@@ -80,15 +90,19 @@ def weighted_gram(
         return (H.mT @ (weights[:, None] * H)).double()
     weights, loops = weights.detach(), tiled()
     if loops is not None:
-        return torch.from_numpy(_by_tiles(H.numpy(), weights.contiguous().numpy(), loops))
+        h = H.numpy()
+        return torch.from_numpy(_by_tiles(h, h, weights.contiguous().numpy(), loops))
     return _by_halves(H, weights)
 
 
 def _by_tiles(
-    X: Float[np.ndarray, "n M"], weights: Float[np.ndarray, " n"], loops: Any
+    X: Float[np.ndarray, "n M"],
+    Y: Float[np.ndarray, "n M"],
+    weights: Float[np.ndarray, " n"],
+    loops: Any,
 ) -> Float[np.ndarray, "M M"]:
     total = np.zeros((X.shape[1], X.shape[1]))
-    loops.weighted_gram(np.ascontiguousarray(X), weights, total)
+    loops.half_gram(np.ascontiguousarray(X), np.ascontiguousarray(Y), weights, total)
     return total
 
 

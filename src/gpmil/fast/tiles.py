@@ -264,8 +264,8 @@ def filled_up(B, m):
 
 @njit(**DOOR)
 @no_type_check
-def weighted_gram(X, weights, total):
-    """total += X'diag(weights) X, multiplied in the dtype of X."""
+def half_gram(X, Y, weights, total):
+    """total += X'diag(weights) Y on and below its diagonal, and above as below; in X's dtype."""
     m = X.shape[1]
     padded = m + -m % (VECTOR // X.itemsize)
     sums, together = in_lines(padded, padded, X), np.int64(TOGETHER)
@@ -276,9 +276,9 @@ def weighted_gram(X, weights, total):
         for start in range(first, last, TOGETHER):
             rows = min(TOGETHER, last - start)
             for i in range(rows):
-                row, weight = X[start + i], weights[start + i]
+                row, other, weight = X[start + i], Y[start + i], weights[start + i]
                 for j in range(m):
-                    plain[i, j] = row[j]
+                    plain[i, j] = other[j]
                     scaled[i, j] = weight * row[j]
             below(scaled, plain, rows, sums)
         add_symmetric(sums, total)

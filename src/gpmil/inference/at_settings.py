@@ -11,7 +11,6 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpmil.fast import products
 from gpmil.inference import row_products
 from gpmil.inference.folded_cohort import Cohort
 from gpmil.process.kernels import JITTER
@@ -114,7 +113,7 @@ def _whitened(
     """W = Kxz L^-T."""
     # a product takes half the time of a triangular solve with as many rows
     inverse = torch.linalg.solve_triangular(L, torch.eye(len(L)).to(L), upper=False)
-    return products.matmul(K, variance * inverse.mT, triangle=1)
+    return row_products.triangular(K, variance * inverse.mT)
 
 
 def _pairs(cohort: Cohort, theta: Theta) -> tuple[Float[Tensor, "N M"], Float[Tensor, " N"]]:

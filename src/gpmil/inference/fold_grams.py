@@ -27,7 +27,7 @@ def gram_of(
     W: Float[Tensor, "n M"], H: Float[Tensor, "n M"], fold: Fold, tau: float | Tensor
 ) -> Float[Tensor, "M M"]:
     """sum_b W_b'H_b - k_b (W_b'1)(W_b'1)', k = tau^2 / (1 + tau^2 n): what bags add to R."""
-    gram = products.gram(W) if W is H else W.mT @ H
+    gram = products.half_gram(W, H)
     return gram + _less_shared(W, fold, tau) if has_effect(tau) else gram
 
 
@@ -48,7 +48,8 @@ def through(cohort: Cohort, theta: Theta, held: Features, R_bar: Float[Tensor, "
     And lambda' = -<W R', (Sigma - Sigma^2) W> / lambda = -<H R', W - H> / lambda.
     """
     with torch.no_grad():
-        HR = torch.cat([H @ R for H, R in zip(cohort.by_fold(held.H), R_bar, strict=True)])
+        own = zip(cohort.by_fold(held.H.detach()), R_bar, strict=True)
+        HR = torch.cat([products.matmul(H, R) for H, R in own])
         by_strength = torch.zeros_like(held.noise[0])
         if isinstance(theta.coupling, Tensor):
             by_strength = torch.vdot(HR.flatten(), (held.H - held.W).flatten()) / theta.coupling

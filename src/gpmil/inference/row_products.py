@@ -19,6 +19,11 @@ from torch import Tensor
 from gpmil.fast import products
 
 
+def triangular(K: Float[Tensor, "n M"], B: Float[Tensor, "M M"]) -> Float[Tensor, "n M"]:
+    """K B, B zero below its diagonal."""
+    return _Triangular.apply(K, B)
+
+
 def squares(W: Float[Tensor, "n M"]) -> Float[Tensor, " n"]:
     """w_i'w_i of every row."""
     return _Squares.apply(W)
@@ -47,6 +52,25 @@ def totals(
     row = torch.arange(b, device=g.device).repeat_interleave(offsets.diff())
     at = torch.stack([row, torch.arange(n, device=g.device)])
     return torch.sparse_coo_tensor(at, g, (b, n), is_coalesced=True, check_invariants=False) @ H
+
+
+class _Triangular(torch.autograd.Function):
+    """W = K B; of the adjoint of B what is on and above its diagonal."""
+
+    @staticmethod
+    def forward(ctx: Any, K: Tensor, B: Tensor) -> Tensor:
+        ctx.save_for_backward(K, B)
+        return products.matmul(K.detach(), B.detach(), triangle=1)
+
+    @staticmethod
+    def backward(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
+        K, B = (x.detach() for x in ctx.saved_tensors)
+        by_K = by_B = None
+        if ctx.needs_input_grad[0]:
+            by_K = products.matmul(by, B.mT, triangle=-1)
+        if ctx.needs_input_grad[1]:
+            by_B = products.half_gram(by, K).triu()  # (by'K)' = K'by
+        return by_K, by_B
 
 
 class _Squares(torch.autograd.Function):
