@@ -214,5 +214,6 @@ def picture(result: Result) -> Figure:
             axis.set_minor_locator(NullLocator())
         ax.grid(color=plots.GRID, linewidth=0.6)
         plots.style(ax, name, "seconds")
-        ax.legend(frameon=True, edgecolor="none", fontsize=plots.FONT - 1, labelcolor=plots.INK)
+        beside = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "borderaxespad": 0.2}
+        ax.legend(frameon=False, fontsize=plots.FONT - 1, labelcolor=plots.INK, **beside)
     return figure

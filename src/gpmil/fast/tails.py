@@ -35,12 +35,13 @@ def widest(_context):
     """Loops of the function that begins with this take the widest vectors of the processor.
 
     Of Intel's processors LLVM takes half of them by itself, for the sake of their clock: loops with
-    many products per number then take two thirds more time.
+    many products per number then take a sixth to two thirds more time.
     """
 
     def codegen(context, builder, _signature, _args):
-        # llvmlite has names of attributes alone, this one has a value
-        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+        attributes = builder.function.attributes
+        if isinstance(attributes, set):  # llvmlite adds names alone, this one has a value
+            set.add(attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
 
     return types.void(), codegen
