@@ -16,6 +16,7 @@ FUSED = {"contract"}  # a * b + c in one step
 # What Python calls, and what only loops call; wrappers that nobody needs take time to compile.
 DOOR = {"error_model": "numpy", "no_cfunc_wrapper": True, "nogil": True, "cache": True}
 INNER = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+WITHIN = INNER | {"forceinline": True}  # where sums are free: fast/tails.py says why
 
 
 @njit(**DOOR)
@@ -63,7 +64,7 @@ def factor(start, column, weight, degree, first, size, strength, n_entries):
     return low, at, L
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _eliminate(low, at, L, row, i):
     """Row i of P becomes that of L: L_ij = (P_ij - sum_k L_ik L_jk) / L_jj."""
@@ -147,7 +148,7 @@ def _transpose(S, n):
                     S[i, j], S[j, i] = S[j, i], S[i, j]
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def forward(low, at, L, row, i, S, lower):
     """Row i of L^-1 S, those before it done; `lower`: S is zero above its diagonal and stays so."""
@@ -161,7 +162,7 @@ def forward(low, at, L, row, i, S, lower):
     _scale(line, 1 / L[begin + i])
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def backward(low, at, L, row, i, S, lower):
     """Row i of L^-T S, those behind it done, taken out of the rows before it."""
@@ -189,7 +190,7 @@ def _scale(row, factor):
         row[c] *= factor
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _less_four(row, factors, others):
     """row -= factors others, four rows at a time: the first one is read and written once."""
@@ -199,7 +200,7 @@ def _less_four(row, factors, others):
         row[c] = row[c] - f0 * r0[c] - f1 * r1[c] - f2 * r2[c] - f3 * r3[c]
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _less(row, factor, other):
     """row -= factor other, as far as the shorter of them goes."""

@@ -9,7 +9,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, WITHIN
 from gpmil.fast.tiles import ACROSS, FEW, ROWS, VECTOR, few_wide, in_lines, tiles
 
 
@@ -105,7 +105,7 @@ def tally(x, points, centres, square):
     return sums, counts, total
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _nearest(out, square, least, nearest):
     """The first of the smallest out + square in every column."""
@@ -181,7 +181,7 @@ def _reached(mass, share):
     return low
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _nearer(square, own, nearest, after):
     """The smaller of what was and |x - z|^2 = |x|^2 - 2 x'z + |z|^2; x'z is in `after` before.
@@ -204,7 +204,7 @@ def _cumulative(x, out):
         out[i] = total
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _sum(x):
     total = 0.0

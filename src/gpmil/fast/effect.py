@@ -20,7 +20,18 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.passes import DOUBTFUL
-from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, LARGEST, ROOT_HALF, below, tail, widest
+from gpmil.fast.tails import (
+    ANY_ORDER,
+    DOOR,
+    FUSED,
+    INNER,
+    LARGEST,
+    ROOT_HALF,
+    WITHIN,
+    below,
+    tail,
+    widest,
+)
 
 TOGETHER = 128  # numbers multiplied before a logarithm is taken of them: .0078^128 = 1e-270
 ROOT_2 = 1 / ROOT_HALF
@@ -96,7 +107,7 @@ def at_once(n):
     return SIDE_BY_SIDE if n <= MOST_SIDE_BY_SIDE else 1
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def tails_at(bag, first, step, count):
     """z, h and 1 - Phi of all patches at s = (first + k) step, k < count."""
@@ -114,7 +125,7 @@ def tails_at(bag, first, step, count):
         upper[i], h[i] = tail(z[i])
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _log_product(bag, k, start, stop):
     """sum_i log(1 - Phi(t_i)) of some patches at the k-th s."""
@@ -127,7 +138,7 @@ def _log_product(bag, k, start, stop):
     return math.log(product) - squares
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def slopes(bag, k):
     """G and C at the k-th s."""
@@ -160,7 +171,7 @@ def _beyond(bag, k):
     return log_q, within
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _log_q_near_one(bag, k):
     """log q where it is nearly 0: the sum keeps all digits of 1 - q."""
@@ -173,7 +184,7 @@ def _log_q_near_one(bag, k):
     return -total
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def value(bag, k, rare):
     """log z, f and 1 - q at the k-th s, and whether all is within range; `rare`: z = 1 - q."""
@@ -192,7 +203,7 @@ def value(bag, k, rare):
     return math.log(p), math.exp(log_q) / p, p, p > LEAST
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def given(bag, s, rare):
     """log z(s), f, G and d2 log z / ds2, and whether all is within range; `rare`: z = 1 - q."""
@@ -204,19 +215,22 @@ def given(bag, s, rare):
 
 
 # --- Which nodes ----------------------------------------------------------------------------------
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def _mode(bag, tau, rare, most):
     """The mode of the integrand, its width, and the bag there: log z, its two derivatives in s."""
-    square = tau * tau
-    log_z, f, G, bend, fine = given(bag, 0.0, rare)
-    slope, width = f * G, tau
-    sign = 0.0 if slope == 0 else math.copysign(1.0, slope)
-    low, high = 0.0, square * abs(slope)
-    size = high / (1 - square * bend)
-    for _ in range(most):
+    square, width, fine = tau * tau, tau, True
+    sign, size, low, high = 0.0, 0.0, 0.0, 0.0
+    log_z, slope, bend = 0.0, 0.0, 0.0
+    for k in range(most + 1):  # from zero on, in one call: all that it calls is compiled into it
         log_z, f, G, bend, within = given(bag, sign * size, rare)
         fine = fine and within
+        if k == 0:
+            slope = f * G
+            sign = 0.0 if slope == 0 else math.copysign(1.0, slope)
+            high = square * abs(slope)
+            size = high / (1 - square * bend)
+            continue
         slope = max(sign * f * G, LEAST)  # beyond the mode it may have turned round
         width = 1 / math.sqrt(1 / square - bend)
         goal = square * slope
@@ -234,7 +248,7 @@ def _mode(bag, tau, rare, most):
     return sign * size, width, log_z, slope, bend, fine
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def _fall(bag, mode, end, log_z, slope, bend, rare):
     """Within which distance q falls from one to zero, and whether all is within range."""
@@ -243,7 +257,7 @@ def _fall(bag, mode, end, log_z, slope, bend, rare):
     return 0.75 * G / max(abs(bend), LEAST), fine
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def find_nodes(bag, sigma, tau, rule, rare):
     """first, many, step, mode, width, top, certain as slide_effect.py has them; all in range."""
@@ -274,7 +288,7 @@ def find_nodes(bag, sigma, tau, rule, rare):
 
 
 # --- Sums -----------------------------------------------------------------------------------------
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _add_slope(bag, k, weight, pulled):
     """What one node adds to d log z / dmu, but for 1 / sigma."""
@@ -284,7 +298,7 @@ def _add_slope(bag, k, weight, pulled):
         pulled[i] += weight * h[i]
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _add_all(bag, k, f, weights, rows):
     """What one node adds per patch, but for powers of sigma."""
@@ -312,7 +326,7 @@ def _add_to_bag(total, weight, s, slope, heavy, x):
     total[6] += heavy * x * x
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def over_nodes(bag, tau, at, rare, full, total, rows):
     """The sums of one bag over its nodes, and how many counted; -1 if one was out of range.

@@ -33,12 +33,12 @@ from gpmil.fast.effect import (
     tails_at,
     value,
 )
-from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, widest
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, WITHIN, widest
 
 SERIES = 20.0  # t above which d2 h / dt2 cancels and its series in 1/t takes over
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _products(bag, k, bars):
     """sum_i h r0 + v r1, and of r2 (h - t), h r3 and h r4, at the k-th s."""
@@ -55,10 +55,7 @@ def _products(bag, k, bars):
     return pulled, mean, low, bent
 
 
-# Inlined: of two products in a sum LLVM fuses one, and a copy of a function that its caller is
-# compiled with may have the other. The process that compiles takes the first, all later ones the
-# copy: the first fit of all would have other last digits.
-@njit(fastmath=FUSED, forceinline=True, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _hand_back(bag, k, bars, weights, out):
     """What one node adds to the adjoints of t, and to those of sigma but for -1 / sigma."""
@@ -86,7 +83,7 @@ def _hand_back(bag, k, bars, weights, out):
         of_sigma[i] += by_t * t + by_h * h[i] + 2 * by_v * v - by_gap * gap
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def _over_nodes(bag, tau, at, rare, b, bars, out):
     """The adjoints of one bag, and that of log tau."""

@@ -18,7 +18,7 @@ from numba import njit
 
 from gpmil.fast.effect import UNDERFLOW, filled, find_nodes, over_nodes, padded, put, room_for
 from gpmil.fast.passes import against, times
-from gpmil.fast.tails import DOOR, INNER, ROOT_HALF
+from gpmil.fast.tails import DOOR, INNER, ROOT_HALF, WITHIN
 
 ROOT_2PI = math.sqrt(2 * math.pi)
 
@@ -36,7 +36,7 @@ def _before(tau, at):
     return (whole + math.exp(-a * a / 2) * more) * math.exp(-top) / d
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def _average(bag, sigma, tau, rule, rare, pulled):
     """log of int N(s) z(s) ds, and whether it is in range; `pulled` becomes its gradient in mu."""
@@ -84,7 +84,7 @@ def _known_of(mu, sigma, known, room, own):
 
 
 # --- A bag ----------------------------------------------------------------------------------------
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def _told(mu, sigma, known, tau, rule, room, pulled, gamma):
     """log Q_L with its gradient as `gamma`, whether it is in range, whether one is positive."""
@@ -98,24 +98,29 @@ def _told(mu, sigma, known, tau, rule, room, pulled, gamma):
     return log_q, fine, positive
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
-def _positive(mu, sigma, known, tau, rule, room, pulled, gamma, near_one):
-    """log Z of a positive bag with its gradient as `gamma`, and whether it is in range."""
-    yes, no = tau >= 0, tau < 0
+def _of_bag(mu, sigma, known, positive, tau, rule, room, pulled, gamma, near_one):
+    """log Z of a bag with its gradient as `gamma`, and whether it is in range."""
     n, told, any_known = len(mu), 0.0, False
     gamma[:] = 0
-    if known is not None:
+    if known is not None and positive:
         for i in range(n):
             any_known = any_known or known[i] >= 0
         if any_known:
             told, fine, explained = _told(mu, sigma, known, tau, rule, room, pulled, gamma)
             if explained or not fine:
                 return told, fine
-    bag = _all_of(mu, sigma, room)
-    log_q, fine = _average(bag, sigma, tau, rule, no, pulled)
-    if fine and not any_known and log_q > near_one:
-        return _average(bag, sigma, tau, rule, yes, gamma)
+    bag, rare, log_q, fine = _all_of(mu, sigma, room), tau < 0, 0.0, True
+    for _ in range(2):  # one call: all that it calls is compiled into it
+        log_q, fine = _average(bag, sigma, tau, rule, rare, pulled)
+        if rare or not (positive and fine and not any_known and log_q > near_one):
+            break
+        rare = tau >= 0  # no constant: see tails.py
+    if rare or not positive:
+        for i in range(n):
+            gamma[i] = pulled[i]
+        return log_q, fine
     if not fine or log_q - told > near_one:
         return 0.0, False
     log_z = told + math.log(-math.expm1(log_q - told))
@@ -144,11 +149,8 @@ def rise(H, sigma, offsets, positive, known, w, c, tau, rule, near_one):
         start, stop = offsets[b], offsets[b + 1]
         m, own = mu[start:stop], sigma[start:stop]
         times(H, start, stop, w, c, m)
-        if positive[b]:
-            told = None if known is None else known[start:stop]
-            log_z, fine = _positive(m, own, told, tau, rule, room, pulled, gamma, near_one)
-        else:
-            log_z, fine = _average(_all_of(m, own, room), own, tau, rule, tau < 0, gamma)
+        told = None if known is None else known[start:stop]
+        log_z, fine = _of_bag(m, own, told, positive[b], tau, rule, room, pulled, gamma, near_one)
         served[b] = fine
         if fine:
             total += log_z

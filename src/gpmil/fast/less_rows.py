@@ -8,7 +8,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.tails import ANY_ORDER, DOOR, INNER
+from gpmil.fast.tails import ANY_ORDER, DOOR, WITHIN
 from gpmil.fast.tiles import below, eliminate, in_lines, room, turned
 
 
@@ -75,7 +75,7 @@ def nearest(mine, own, phi, spreads, counts, n, smallest, D, U, root):
     return found
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _apart(x, other, D, y):
     """y = D (x - other), and |y|^2."""
@@ -86,7 +86,7 @@ def _apart(x, other, D, y):
     return total
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _beyond(y, U, root, left):
     """|L^-1 U y|^2."""
@@ -98,7 +98,7 @@ def _beyond(y, U, root, left):
     return total
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _dot(x, y):
     total = 0.0

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast.sites import dot
-from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, ROOT_HALF, tail
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, ROOT_HALF, WITHIN, tail
 
 
 @njit(**INNER)
@@ -36,7 +36,7 @@ def nodes(s, fall, effect, rule):
     return at, log_ds
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _pulls(x, shift, scale, per, pull):
     """lambda' at every x, the mean of a constraint over its site."""
@@ -47,7 +47,7 @@ def _pulls(x, shift, scale, per, pull):
             out[i] = (t - tail(t * ROOT_HALF)[1]) * scale[i] - row[i] * per[i]
 
 
-@njit(fastmath=ANY_ORDER | {"nnan"}, **INNER)
+@njit(fastmath=ANY_ORDER | {"nnan"}, **WITHIN)
 @no_type_check
 def _largest(x, shift, scale):
     """The largest t."""
@@ -59,7 +59,7 @@ def _largest(x, shift, scale):
     return top
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _bends(x, shift, scale, per, left, upper, B, third):
     """The tails at every x, and the second and third derivatives of lambda."""
@@ -74,7 +74,7 @@ def _bends(x, shift, scale, per, left, upper, B, third):
             cubic[i] = -r2 * scale[i] * scale[i] * scale[i]
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _gains(x, shift, scale, per):
     """sum_i of h^2/(2p) - x^2/(2v), and of the factor that `tail` leaves out, in one row."""
@@ -99,7 +99,7 @@ def _logs(upper):
     return total + math.log(product)
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _share(pull, a, last_f):
     """g = argmin |f - g df|, f = pull - a, in one row."""
@@ -112,7 +112,7 @@ def _share(pull, a, last_f):
     return product / max(size, 1e-300)
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _next(pull, a, last_a, last_f, g):
     """a becomes pull - g (da + df), in one row."""
@@ -123,7 +123,7 @@ def _next(pull, a, last_a, last_f, g):
         a[i] = pull[i] - g * step
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def solved(C, M, shift, scale, per, passes):
     """x = M + C a with a = lambda'(x) after some passes; a'C a in every row; the largest t."""
@@ -146,7 +146,7 @@ def solved(C, M, shift, scale, per, passes):
     return x, pulled, top
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _moved(V, tau):
     """1 - V tau."""
@@ -174,7 +174,7 @@ def _more_than_two(whole, second, shared):
     return q * second * at_s / (-math.log1p(-e) / 2 - e / 2 - e * e / 4)
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def _bound(mu, prior, d):
     """min_i log Phi(-(mu_i + d) / sd_i)."""
@@ -187,7 +187,7 @@ def _bound(mu, prior, d):
     return math.log(tail(z)[0]) - max(z, 0.0) ** 2
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def _pairs(C, free, B, third):
     """Rings of two and c3 in every row; how B and `free`, its limit, make rings of two."""
@@ -210,7 +210,7 @@ def _pairs(C, free, B, third):
     return added, shared, dot(free, pairs[k]) / 4
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def _profile(C, at, s, mean, moved, sites, passes):
     """log E[prod_i r_i] but for rings of more than two, those that B makes, and the largest t."""

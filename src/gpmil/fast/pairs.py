@@ -5,7 +5,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, exp
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, WITHIN, exp
 from gpmil.fast.tiles import (  # as many rows as numbers in a vector
     ACROSS,
     ROWS,
@@ -30,7 +30,7 @@ def rbf(products, half_x, half_z, variance):
         _row(products[i], half_x[i], half_z, variance)
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _row(row, half, half_z, variance):
     for j in range(len(row)):
@@ -64,7 +64,7 @@ def rbf_times(x, z, scale, variance, right, triangle, out):
         into(K, zero, right, out, start, rows, triangle, room)
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _scaled(row, about, scale, out):
     """scale (row - about), and half of its square."""
@@ -142,7 +142,7 @@ def _mean(x):
     return out
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _columns(x, about, scale):
     """The columns of scale (x - about) side by side, zeros up to whole tiles; |row|^2 / 2."""
@@ -180,7 +180,7 @@ def _products(columns, i, low, out):
         tiles(columns, i, one, n, columns, j, n, out, j - low, n, d, fresh, many, across)
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _before(row, own, half, weights):
     total = 0.0

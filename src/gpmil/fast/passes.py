@@ -11,7 +11,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, LARGEST, ROOT_HALF, tail
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, LARGEST, ROOT_HALF, WITHIN, tail
 
 ROWS = 128  # products of so many rows of H are added up in its own dtype, then in float64
 TOGETHER = 16  # numbers multiplied before a logarithm is taken of them
@@ -20,7 +20,7 @@ DOUBTFUL = -1e-3  # log q of a positive bag above which 1 - q needs care
 
 
 # --- A bag ----------------------------------------------------------------------------------------
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def times(H, start, stop, w, c, mu):
     """mu = c + H w, one row after the other: memory comes fastest in one stream."""
@@ -31,7 +31,7 @@ def times(H, start, stop, w, c, mu):
         mu[i] = c + total
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _times_four(H, start, stop, w, c, mu):
     """The same for four w, with one look at H."""
@@ -46,7 +46,7 @@ def _times_four(H, start, stop, w, c, mu):
         mu[0, i], mu[1, i], mu[2, i], mu[3, i] = c + t0, c + t1, c + t2, c + t3
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _tails(mu, sigma, start, n, z, upper, hazard):
     """z = t / sqrt 2, upper = 1 - Phi(t), without its factor exp(-z^2) where z > 0, and h(t)."""
@@ -55,7 +55,7 @@ def _tails(mu, sigma, start, n, z, upper, hazard):
         upper[i], hazard[i] = tail(z[i])
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _log_q(z, upper, n):
     """log q = sum_i log(1 - Phi(t_i)), and the largest z."""
@@ -90,7 +90,7 @@ def _log_z(log_q, positive):
     return math.log(p), math.exp(log_q) / p
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def _of_bag(mu, sigma, start, n, positive, z, upper, hazard):
     """What `_log_z` gives at mu, and whether all was within range; the hazards are left behind."""
@@ -105,7 +105,7 @@ def _of_bag(mu, sigma, start, n, positive, z, upper, hazard):
     return log_z, factor, True
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def _unsmooth(e, start, n, diagonal, first, column, weight, x):
     """x = P e: the diagonal, and the weighted neighbours.
@@ -119,7 +119,7 @@ def _unsmooth(e, start, n, diagonal, first, column, weight, x):
         x[i] = total
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _add(H, start, n, x, at, out):
     """out += H'x over n rows, four at a time."""
@@ -137,7 +137,7 @@ def _add(H, start, n, x, at, out):
             out[j] += x[at + i] * H[start + i, j]
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def against(H, start, stop, x, block, out):
     """out += H'x, in x's dtype within ROWS rows, in float64 beyond."""
@@ -159,7 +159,7 @@ def _largest(offsets):
     return largest
 
 
-@njit(fastmath=FUSED, **DOOR)
+@njit(fastmath=FUSED, forceinline=True, **DOOR)
 @no_type_check
 def one_pass(
     H, sigma, offsets, positive, diagonal, first, column, weight, w, c, want_gradient
@@ -218,7 +218,7 @@ def four_slopes(H, sigma, offsets, positive, w, c):
 
 
 # --- Sweeps ---------------------------------------------------------------------------------------
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def _solve(L, x):
     """x becomes (L L')^-1 x."""

@@ -11,12 +11,12 @@ import numpy as np
 from numba import njit
 
 from gpmil.fast import tiles
-from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, INNER, ROOT_HALF, tail
+from gpmil.fast.tails import ANY_ORDER, DOOR, FUSED, ROOT_HALF, WITHIN, tail
 
 FURTHEST = 30.0  # t of a cavity: beyond, the fourth cumulant loses its digits as t^6
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def refined(mean, var, left, tau, nu, new_tau, new_nu):
     """The sites that match the moments of their cavities; and the largest t among these."""
@@ -55,7 +55,7 @@ def room(n, like):
     return tiles.room(n, n + 1, like)
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def condition(cov, mu, x, Z, minus):
     """L of B = I + T^.5 S T^.5 = L L', and rows L^-1 T^.5 [S, T^-1 nu - mu] after it in Z."""
@@ -73,7 +73,7 @@ def condition(cov, mu, x, Z, minus):
     tiles.eliminate(Z, minus)
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def marginals(Z, mu, prior, mean, var):
     """mhat and v of N(mu, S) times all sites, from the rows that `condition` left in Z."""
@@ -114,7 +114,7 @@ def step(cov, mu, prior, x, gauss, f, Z, minus):
     return change, size, largest
 
 
-@njit(fastmath=ANY_ORDER, **INNER)
+@njit(fastmath=ANY_ORDER, **WITHIN)
 @no_type_check
 def dot(a, b):
     """a'b."""
@@ -124,7 +124,7 @@ def dot(a, b):
     return total
 
 
-@njit(fastmath=FUSED, **INNER)
+@njit(fastmath=FUSED, **WITHIN)
 @no_type_check
 def fitted(df, f):
     """gamma = argmin |f - gamma df|, by elimination; the ridge keeps empty slots at zero."""
@@ -286,7 +286,7 @@ def bends(x, nu, var, left, inside, value, pull, second, third):
             third[i, k] = -r2 * scale**3 if here else 0.0
 
 
-@njit(fastmath=FUSED, **DOOR)
+@njit(fastmath=FUSED, forceinline=True, **DOOR)
 @no_type_check
 def slope_and_bend(mu, sd, s):
     """d/ds and d2/ds2 of sum_i log Phi(-(mu_i + s) / sd_i); and the largest t."""
@@ -300,7 +300,7 @@ def slope_and_bend(mu, sd, s):
     return slope, bend, largest
 
 
-@njit(**INNER)
+@njit(**WITHIN)
 @no_type_check
 def mode(mu, sd, tau, most):
     """Where N(s; 0, tau^2) prod_i Phi(-(mu_i + s) / sd_i) is largest; its width; the largest t.

@@ -27,6 +27,10 @@ ANY_ORDER = {"contract", "reassoc", "nsz"}  # and sums in any order, which vecto
 # No constant is passed for a flag: its type would be a new one, and all below compiled once more.
 DOOR = {"error_model": "numpy", "no_cfunc_wrapper": True, "nogil": True, "cache": True}
 INNER = {"error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+# The same where there is freedom, or in what is called: inlined. Numba keeps two versions of an
+# inner function: as compiled alone, which the process that compiles calls, and optimised once more
+# with its caller, which all later ones find in the cache. A free sum would end differently there.
+WITHIN = INNER | {"forceinline": True}
 
 
 @intrinsic
