@@ -1,7 +1,7 @@
 """What is known of a bag's patches without the bag, by tiles (tiles.py). Imported only with Numba.
 
-LAPACK has no product that computes half of X X', and MKL uses half of the vectors of AMD's
-processors: together four times as long.
+torch computes all of X X', pads bags to the largest, and its MKL uses half of the vectors of AMD's
+processors.
 """
 
 from typing import no_type_check
