@@ -125,7 +125,7 @@ def rise_with_effect(
 ) -> tuple[float, Float[Tensor, " M"], Float[Tensor, " n"], Bool[Tensor, " b"]]:  # fmt: skip
     """sum_b log Z_b with a slide effect, its gradient in w, mu, and which bags are in both."""
     h, s, starts, signs, at = _plain_arrays(H, sigma, offsets, positive, w.double())
-    told = None if known is None else _plain_arrays(known.long())[0]
+    told = np.zeros(0, np.int64) if known is None else _plain_arrays(known.long())[0]
     settings = at, c, float(tau), tuple(float(x) for x in rule), near_one
     if h.size < SIDE_BY_SIDE:
         log_z, *found = kernels().effect_pass.rise(h, s, starts, signs, told, *settings)
@@ -135,7 +135,7 @@ def rise_with_effect(
         (run,) = runs
         rows = slice(starts[run.start], starts[run.stop])
         own = starts[run.start : run.stop + 1] - rows.start
-        known_here = None if told is None else told[rows]
+        known_here = told[rows] if len(told) else told
         bags = h[rows], s[rows], own, signs[run], known_here
         return [kernels().effect_pass.rise(*bags, *settings)]
 

@@ -69,9 +69,9 @@ def _all_of(mu, sigma, room):
 
 @njit(**INNER)
 @no_type_check
-def _known_of(mu, sigma, known, room, own):
-    """The same of known patches, each on its side; `own` gets their sigma. And how many."""
-    count, k = 0, 0
+def _known_of(mu, sigma, known, room):
+    """The same of known patches, each on its side; and their sigma."""
+    own, count, k = np.empty(len(mu)), 0, 0
     for i in range(len(mu)):
         count += known[i] >= 0
     for i in range(len(mu)):
@@ -80,43 +80,40 @@ def _known_of(mu, sigma, known, room, own):
             put(room, count, k, side * mu[i], sigma[i], side)
             own[k] = sigma[i]
             k += 1
-    return filled(room, count), count
+    return filled(room, count), own[:count]
 
 
 # --- A bag ----------------------------------------------------------------------------------------
 @njit(**WITHIN)
 @no_type_check
-def _told(mu, sigma, known, tau, rule, room, pulled, gamma):
-    """log Q_L with its gradient as `gamma`, whether it is in range, whether one is positive."""
-    positive, no, own = False, tau < 0, np.empty(len(mu))
-    bag, k = _known_of(mu, sigma, known, room, own)
-    log_q, fine = _average(bag, own[:k], tau, rule, no, pulled)
-    k = 0
-    for i in range(len(mu)):
-        if known[i] >= 0:
-            gamma[i], positive, k = pulled[k], positive or known[i] == 1, k + 1
-    return log_q, fine, positive
-
-
-@njit(**WITHIN)
-@no_type_check
 def _of_bag(mu, sigma, known, positive, tau, rule, room, pulled, gamma, near_one):
-    """log Z of a bag with its gradient as `gamma`, and whether it is in range."""
-    n, told, any_known = len(mu), 0.0, False
+    """log Z of a bag with its gradient as `gamma`, and whether it is in range.
+
+    Q_L, then Q, then 1 - Q where that is small: averages of one call, because all that it calls is
+    compiled into it.
+    """
+    n, told, log_q, fine, own = len(mu), 0.0, 0.0, True, sigma
+    any_known, explained = _knows(known, positive)
     gamma[:] = 0
-    if known is not None and positive:
-        for i in range(n):
-            any_known = any_known or known[i] >= 0
-        if any_known:
-            told, fine, explained = _told(mu, sigma, known, tau, rule, room, pulled, gamma)
+    rare = tau < 0  # no constants: see tails.py
+    bag = _all_of(mu, sigma, room)
+    for step in range(3):
+        if step == 0:
+            if not any_known:
+                continue
+            bag, own = _known_of(mu, sigma, known, room)
+        elif step == 1 and any_known:
+            bag, own = _all_of(mu, sigma, room), sigma
+        elif step == 2:
+            rare = tau >= 0
+        log_q, fine = _average(bag, own, tau, rule, rare, pulled)
+        if step == 0:
+            told = log_q
+            _spread(pulled, known, gamma)
             if explained or not fine:
                 return told, fine
-    bag, rare, log_q, fine = _all_of(mu, sigma, room), tau < 0, 0.0, True
-    for _ in range(2):  # one call: all that it calls is compiled into it
-        log_q, fine = _average(bag, sigma, tau, rule, rare, pulled)
-        if rare or not (positive and fine and not any_known and log_q > near_one):
+        elif step == 1 and (any_known or not (positive and fine and log_q > near_one)):
             break
-        rare = tau >= 0  # no constant: see tails.py
     if rare or not positive:
         for i in range(n):
             gamma[i] = pulled[i]
@@ -131,13 +128,35 @@ def _of_bag(mu, sigma, known, positive, tau, rule, room, pulled, gamma, near_one
     return log_z, True
 
 
+@njit(**INNER)
+@no_type_check
+def _knows(known, positive):
+    """Whether labels of patches count, which they do in positive bags; whether one is positive."""
+    some, above = False, False
+    if positive:
+        for i in range(len(known)):
+            some, above = some or known[i] >= 0, above or known[i] == 1
+    return some, above
+
+
+@njit(**INNER)
+@no_type_check
+def _spread(pulled, known, gamma):
+    """What known patches, one behind the other, are pulled: each in its place."""
+    k = 0
+    for i in range(len(known)):
+        if known[i] >= 0:
+            gamma[i] = pulled[k]
+            k += 1
+
+
 # --- All bags -------------------------------------------------------------------------------------
 @njit(**DOOR)
 @no_type_check
 def rise(H, sigma, offsets, positive, known, w, c, tau, rule, near_one):
     """sum_b log Z_b, its gradient in w, mu, and which bags are in both.
 
-    `known` may be None: Numba then compiles nothing of what known patches need.
+    `known` is empty where nothing is known of patches.
     """
     bags, longest = len(positive), np.int64(0)
     for b in range(bags):
@@ -149,7 +168,7 @@ def rise(H, sigma, offsets, positive, known, w, c, tau, rule, near_one):
         start, stop = offsets[b], offsets[b + 1]
         m, own = mu[start:stop], sigma[start:stop]
         times(H, start, stop, w, c, m)
-        told = None if known is None else known[start:stop]
+        told = known[start:stop] if len(known) else known
         log_z, fine = _of_bag(m, own, told, positive[b], tau, rule, room, pulled, gamma, near_one)
         served[b] = fine
         if fine:
