@@ -37,9 +37,14 @@ def lines(run) -> list[dict]:
 
 
 def count(page, number: int) -> None:
-    """Wait until so many marks are listed, and the map of them is drawn."""
+    """Wait until so many marks are listed, and the map of them is drawn.
+
+    The first mark may wait for loops to be compiled, half a minute where others work.
+    """
     page.page.wait_for_function(
-        "n => document.querySelector('#marks-count').textContent === `Marks (${n})`", arg=number
+        "n => document.querySelector('#marks-count').textContent === `Marks (${n})`",
+        arg=number,
+        timeout=120_000,
     )
     page.page.wait_for_timeout(30)
     page.loaded()
@@ -64,6 +69,11 @@ def test_marks_by_click_stroke_and_key_survive_a_reload(page, lesson, patches, s
     page.page.click("#brush1")
     page.page.mouse.click(*middle(page, top))
     count(page, 1)
+    page.page.wait_for_function(
+        "() => document.querySelector('#teach-result').innerText.includes('This slide:')",
+        timeout=120_000,
+    )
+    page.loaded()
     assert "This slide:" in page.page.inner_text("#teach-result")
     page.page.click("#brush0")
     row = low[low["y"] == low["y"].mode()[0]].sort_values("x")
